@@ -1,0 +1,27 @@
+"""spheret: sphere-retraction residual connections for transformers."""
+
+from spheret.connections import (
+    CaySpheretNorm,
+    GeoNorm,
+    ProjSpheretNorm,
+    SpheretNorm,
+    available,
+    build_connection,
+)
+from spheret.kernels import retract
+from spheret.models import GPT, GPTConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GPT",
+    "CaySpheretNorm",
+    "GPTConfig",
+    "GeoNorm",
+    "ProjSpheretNorm",
+    "SpheretNorm",
+    "__version__",
+    "available",
+    "build_connection",
+    "retract",
+]

@@ -1,0 +1,27 @@
+"""Residual schemes: one small file each, behind one protocol."""
+
+from spheret.connections.base import Connection, InitRule, ParameterRole, Scheme, Stream, parameter_roles
+from spheret.connections.geonorm import GeoNorm
+from spheret.connections.post_ln import PostLN
+from spheret.connections.pre_ln import PreLN
+from spheret.connections.registry import available, build_connection, canonical_name, parse_scheme
+from spheret.connections.spheret import CaySpheretNorm, ProjSpheretNorm, SpheretNorm
+
+__all__ = [
+    "CaySpheretNorm",
+    "Connection",
+    "GeoNorm",
+    "InitRule",
+    "ParameterRole",
+    "PostLN",
+    "PreLN",
+    "ProjSpheretNorm",
+    "Scheme",
+    "SpheretNorm",
+    "Stream",
+    "available",
+    "build_connection",
+    "canonical_name",
+    "parameter_roles",
+    "parse_scheme",
+]

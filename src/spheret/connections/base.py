@@ -1,0 +1,175 @@
+"""The connection protocol: what a block, a trainer, sharding, export and generation see of a residual scheme.
+
+A *connection* forms one residual: ``combine(h, f)`` is the only place where a hidden state and a sublayer output meet. A *stream* stands at the
+two ends of the network, once per model: ``enter`` takes the embedding to the residual stream, ``exit`` takes the stream to the head. A *scheme* is the
+frozen description of both, built from a name such as ``spheret:p=0.5``; models and trainers talk to these three and never name a scheme.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spheret.geometry import norm
+
+SUBLAYERS_PER_LAYER = 2
+
+
+class ParameterRole(NamedTuple):
+    """What an optimizer must know of a parameter: whether it is decayed, and the factor on its learning rate."""
+
+    decay: bool
+    lr_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class InitRule:
+    """Initial scale of a model's weights, as its scheme wants it.
+
+    Attributes:
+        embedding_std: standard deviation of token and position embeddings.
+        gain: hidden weights are N(0, (gain / sqrt(fan_in))^2), so a sublayer's response does not depend on the width.
+        residual_gain: further factor on the last projection of every sublayer.
+    """
+
+    embedding_std: float
+    gain: float = 1.0
+    residual_gain: float = 1.0
+
+
+class Connection(nn.Module, ABC):
+    """One residual connection, ``conn(h, f) -> h'``; ``h`` and ``f`` are (..., d)."""
+
+    def branch_input(self, h: Tensor) -> Tensor:
+        """What the sublayer reads: the stream itself unless the scheme normalises first."""
+        return h
+
+    @abstractmethod
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        """The next hidden state."""
+
+    def forward(self, h: Tensor, f: Tensor) -> Tensor:
+        return self.combine(h, f)
+
+    def reset_parameters(self) -> None:  # noqa: B027 - a connection without parameters has nothing to reset
+        """Set every parameter and buffer of this connection, submodules included, to its initial value."""
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        """Roles of the parameters that this module holds directly: scalars of a connection are never decayed."""
+        return {name: ParameterRole(decay=False) for name, _ in self.named_parameters(recurse=False)}
+
+    @torch.no_grad()
+    def stats(self, h: Tensor, f: Tensor, out: Tensor) -> dict[str, Tensor]:
+        """Row statistics for diagnostics, each (...): norms in units of sqrt(d), the angle between ``h`` and ``h'`` in degrees,
+        the relative size of the update and its cosine with ``h``."""
+        h, f, out = h.float(), f.float(), out.float()
+        nh, nf, no = (norm(t).squeeze(-1) for t in (h, f, out))
+        root = math.sqrt(h.shape[-1])
+        cosine = (h * out).sum(-1) / (nh * no).clamp_min(1e-30)
+        return {
+            "hidden_norm": no / root,
+            "update_ratio": nf / nh.clamp_min(1e-30),
+            "update_cosine": (h * f).sum(-1) / (nh * nf).clamp_min(1e-30),
+            "angle_deg": torch.rad2deg(torch.acos(cosine.clamp(-1, 1))),
+            "skip_gain": self.skip_gain(h, f, out),
+        }
+
+    def skip_gain(self, h: Tensor, f: Tensor, out: Tensor) -> Tensor:
+        """Coefficient of ``h`` in ``h' = A h + B f``, row by row: how much of a token's own signal passes the connection.
+
+        Found by least squares from the three vectors, so that it holds for every scheme; 0 or less means that the token's signal dies here.
+        """
+        hh, ff, hf = (h * h).sum(-1), (f * f).sum(-1), (h * f).sum(-1)
+        ho, fo = (h * out).sum(-1), (f * out).sum(-1)
+        determinant = (hh * ff - hf * hf).clamp_min(1e-30)
+        return (ho * ff - fo * hf) / determinant
+
+
+class Stream(nn.Module):
+    """Both ends of the residual stream. This base class passes everything through."""
+
+    def enter(self, h: Tensor) -> Tensor:
+        """From the embedding (..., d) to the residual stream."""
+        return h
+
+    def exit(self, h: Tensor) -> Tensor:
+        """From the residual stream (..., d) to the input of the head."""
+        return h
+
+    def reset_parameters(self) -> None:
+        """Set every parameter of the stream, submodules included, to its initial value."""
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        """Roles of the parameters held directly: gains and radii are never decayed."""
+        return {name: ParameterRole(decay=False) for name, _ in self.named_parameters(recurse=False)}
+
+    def after_step(self, model: nn.Module) -> None:
+        """Constraint on the weights of ``model``, applied after every optimizer step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme(ABC):
+    """A residual scheme with its options; what the registry returns for a name."""
+
+    name: ClassVar[str]
+    keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised
+
+    @abstractmethod
+    def connection(self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None) -> Connection:
+        """The connection behind sublayer ``sublayer`` (0 or 1) of block ``layer`` (1-based) of ``n_layers``."""
+
+    @abstractmethod
+    def stream(self, dim: int, n_layers: int) -> Stream:
+        """The two ends of the stream for a model of this width and depth."""
+
+    @abstractmethod
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        """Initial weight scales for a model of this width and depth."""
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """Role of every parameter of ``model`` by its qualified name, each parameter once.
+
+    A module answers for the parameters it holds directly through a method ``parameter_roles()``; ``Linear`` and ``Embedding``
+    weights are decayed, biases and the parameters of normalisation layers are not.
+
+    Raises:
+        ValueError: a parameter for which no module answers.
+    """
+    roles: dict[str, ParameterRole] = {}
+    seen: set[nn.Parameter] = set()
+    for prefix, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        answers = _answers(module)
+        for name, parameter in own.items():
+            if parameter in seen:
+                continue
+            seen.add(parameter)
+            qualified = f"{prefix}.{name}" if prefix else name
+            if name not in answers:
+                raise ValueError(
+                    f"no optimizer role for parameter {qualified!r}: give {type(module).__name__} a method parameter_roles() that names it"
+                )
+            roles[qualified] = answers[name]
+    return roles
+
+
+_DECAYED = (nn.Linear, nn.Embedding)
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+def _answers(module: nn.Module) -> dict[str, ParameterRole]:
+    asked = getattr(module, "parameter_roles", None)
+    if callable(asked):
+        answers: dict[str, ParameterRole] = asked()
+        return answers
+    if isinstance(module, _DECAYED):
+        return {"weight": ParameterRole(decay=True), "bias": ParameterRole(decay=False)}
+    if isinstance(module, _NORMS):
+        return {"weight": ParameterRole(decay=False), "bias": ParameterRole(decay=False)}
+    return {}

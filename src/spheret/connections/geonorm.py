@@ -1,0 +1,30 @@
+r"""GeoNorm: the exponential map, ``theta = beta`` (arXiv 2601.22095), the limit p -> inf of p-SpheretNorm.
+
+    h' = cos(beta) h + sin(beta) |h| w/|w|,   w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|
+
+Same step size, decay and ScaleNorm as the other SpheretNorms, so that a comparison varies the map alone. Cost: as p-SpheretNorm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from spheret.connections.spheret import SpheretNorm, SpheretScheme
+
+
+class GeoNorm(SpheretNorm):
+    """p = inf: geodesics of the sphere."""
+
+    def __init__(self, *, layer: int = 1, **options: float | bool | str) -> None:
+        super().__init__(math.inf, layer=layer, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeoNormScheme(SpheretScheme):
+    """Options of ``geonorm:...``: those of ``spheret`` with p = inf."""
+
+    name: ClassVar[str] = "geonorm"
+
+    p: float = math.inf  # type: ignore[assignment]

@@ -1,0 +1,68 @@
+r"""Post-LN: ``h' = LN(h + F(h))`` (Vaswani et al. 2017). Every connection rescales the stream, so the skip path decays with depth.
+
+Parameters: one gain of width d per connection. Cost: reads h and f, writes h'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+
+
+class PostLN(Connection):
+    """Euclidean residual with a LayerNorm (eps 1e-5) on the sum."""
+
+    def __init__(self, dim: int, bias: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, bias=bias)
+
+    def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
+
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        return self.norm(h + f)
+
+
+class EntryNorm(Stream):
+    """LayerNorm behind the embedding, so that the first sublayer reads the same scale as every other."""
+
+    def __init__(self, dim: int, bias: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, bias=bias)
+
+    def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
+
+    def enter(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostLNScheme(Scheme):
+    """Options of ``post-ln``: ``gain`` and ``embedding_gain`` scale the initial weights."""
+
+    name: ClassVar[str] = "post-ln"
+
+    bias: bool = False
+    gain: float = 1.0
+    embedding_gain: float = 1.0
+
+    def stream(self, dim: int, n_layers: int) -> Stream:
+        return EntryNorm(dim, self.bias)
+
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> Connection:
+        return PostLN(dim, self.bias)
+
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        return InitRule(
+            embedding_std=self.embedding_gain / math.sqrt(dim),
+            gain=self.gain,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers),
+        )

@@ -1,0 +1,71 @@
+r"""Pre-LN: ``h' = h + F(LN(h))``, a final LayerNorm before the head (nanoGPT, GPT-2). The norm of ``h`` grows with depth.
+
+Parameters: one gain of width d per connection. Cost: reads h and f, writes h' and LN(h').
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+
+
+class PreLN(Connection):
+    """Euclidean residual with a LayerNorm (eps 1e-5) in front of the sublayer."""
+
+    def __init__(self, dim: int, bias: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, bias=bias)
+
+    def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
+
+    def branch_input(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        return h + f
+
+
+class FinalNorm(Stream):
+    """LayerNorm before the head."""
+
+    def __init__(self, dim: int, bias: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, bias=bias)
+
+    def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
+
+    def exit(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreLNScheme(Scheme):
+    """Options of ``pre-ln``: ``gain`` and ``embedding_gain`` scale the initial weights, ``residual`` the last projections."""
+
+    name: ClassVar[str] = "pre-ln"
+
+    bias: bool = False
+    gain: float = 0.57
+    embedding_gain: float = 0.57
+
+    def stream(self, dim: int, n_layers: int) -> Stream:
+        return FinalNorm(dim, self.bias)
+
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> Connection:
+        return PreLN(dim, self.bias)
+
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        return InitRule(
+            embedding_std=self.embedding_gain / math.sqrt(dim),
+            gain=self.gain,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers),
+        )

@@ -1,0 +1,118 @@
+"""Names of schemes, and the one grammar in which they are written everywhere: ``name`` or ``name:option=value,option=value``."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal
+
+from spheret.connections.base import Connection, Scheme
+from spheret.connections.geonorm import GeoNormScheme
+from spheret.connections.post_ln import PostLNScheme
+from spheret.connections.pre_ln import PreLNScheme
+from spheret.connections.spheret import SpheretScheme
+
+# To add a scheme: one file beside this one, one line here.
+SCHEMES: dict[str, type[Scheme]] = {
+    "pre-ln": PreLNScheme,
+    "post-ln": PostLNScheme,
+    "geonorm": GeoNormScheme,
+    "spheret": SpheretScheme,
+}
+ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
+# What `available` lists for a scheme that is a family: members worth a row of their own.
+FAMILY = ("spheret:p=0.5", "spheret:p=learn", "spheret:p=learn-per-layer")
+
+
+def available() -> list[str]:
+    """Names of all schemes; ``spheret:p=<x>`` takes any x in (0, inf]."""
+    return [name for name in SCHEMES if name != "spheret"] + list(ALIASES) + list(FAMILY)
+
+
+def parse_scheme(spec: str | Scheme) -> Scheme:
+    """``"spheret:p=0.5,alpha=1"`` -> the scheme with its options.
+
+    Raises:
+        ValueError: an unknown name, option or value; the message lists what there is.
+    """
+    if isinstance(spec, Scheme):
+        return spec
+    name, _, text = spec.strip().partition(":")
+    if name in ALIASES:
+        name, _, base = ALIASES[name].partition(":")
+        text = f"{base},{text}" if text else base
+    if name not in SCHEMES:
+        raise ValueError(f"unknown scheme {name!r}: choose one of {', '.join(available())}")
+    cls = SCHEMES[name]
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    options: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        key = key.replace("-", "_")
+        if not equals or key not in fields:
+            raise ValueError(f"scheme {spec!r}: no option {item!r}; {name} takes {', '.join(fields) or 'no options'}")
+        if key in options and options[key] != _value(hints[key], value, spec, key):
+            raise ValueError(f"scheme {spec!r}: option {key!r} is given twice with different values")
+        options[key] = _value(hints[key], value, spec, key)
+    return cls(**options)
+
+
+def canonical_name(spec: str | Scheme) -> str:
+    """One spelling per scheme: its name and the options that differ from their defaults (``proj`` and ``cay`` keep their short names)."""
+    scheme = parse_scheme(spec)
+    changed = {
+        f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme) if getattr(scheme, f.name) != f.default
+    }
+    if scheme.name == "spheret":
+        changed = {"p": scheme.p, **changed}  # type: ignore[attr-defined]
+        short = {1.0: "proj", 2.0: "cay"}.get(changed["p"])
+        if short is not None:
+            del changed["p"]
+            return _join(short, changed)
+    return _join(scheme.name, changed)
+
+
+def build_connection(spec: str | Scheme, *, dim: int, layer: int = 1, n_layers: int, sublayer: int = 0) -> Connection:
+    """One drop-in connection ``conn(h, f) -> h'`` for block ``layer`` (1-based) of ``n_layers`` in a model of width ``dim``."""
+    if not 1 <= layer <= n_layers:
+        raise ValueError(f"layer = {layer}: blocks are counted from 1 to n_layers = {n_layers}")
+    return parse_scheme(spec).connection(dim, layer=layer, n_layers=n_layers, sublayer=sublayer)
+
+
+def _join(name: str, options: dict[str, Any]) -> str:
+    text = ",".join(f"{k.replace('_', '-')}={_text(v)}" for k, v in options.items())
+    return f"{name}:{text}" if text else name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _value(hint: Any, text: str, spec: str, key: str) -> Any:
+    """``text`` as the first type of ``hint`` that takes it."""
+    alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    for kind in alternatives:
+        if typing.get_origin(kind) is Literal and text in typing.get_args(kind):
+            return text
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind is float:
+            try:
+                return float(text)
+            except ValueError:
+                continue
+    raise ValueError(f"scheme {spec!r}: {key} = {text!r} does not fit; it takes {_allowed(alternatives)}")
+
+
+def _allowed(alternatives: tuple[Any, ...]) -> str:
+    names = []
+    for kind in alternatives:
+        if typing.get_origin(kind) is Literal:
+            names += list(typing.get_args(kind))
+        elif kind is not type(None):
+            names.append({"float": "a number", "bool": "true or false"}.get(kind.__name__, kind.__name__))
+    return ", ".join(map(str, names))

@@ -1,0 +1,198 @@
+r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the update (arXiv 2608.02668).
+
+    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p),   h' = cos(theta) h + sin(theta) |h| w/|w|
+
+p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` is kept exactly; it is set once,
+behind the embedding, by a ScaleNorm with one learnable radius. lambda_l = 1/sqrt(l), l the block, counted from 1.
+Beyond p = 2 a large step can rotate past the antipode.
+
+Parameters: one scalar alpha per connection (and p where it is learned), one radius. Cost: reads h and f, writes h'.
+
+The paper leaves open where alpha starts, how it is parametrised, the initial weight scale and the final norm; the defaults here are chosen
+on measurements (docs/log.md, benchmarks/results/defaults); ``preset=paper`` selects the closest reading of the paper's text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+from spheret.connections.scalars import LearnedExponent, StepSize
+from spheret.connections.stream import SphereStream
+from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
+from spheret.kernels import retract
+
+Decay = Literal["inv-sqrt", "inv", "none"]
+LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
+
+
+def decay_factor(decay: str, index: int) -> float:
+    """lambda_l for the 1-based index l: ``inv-sqrt`` 1/sqrt(l), ``inv`` 1/l, ``none`` 1."""
+    factors = {"inv-sqrt": index**-0.5, "inv": 1 / index, "none": 1.0}
+    if decay not in factors:
+        raise ValueError(f"decay {decay!r}: choose one of {', '.join(factors)}")
+    return factors[decay]
+
+
+def default_alpha(n_layers: int | None) -> float:
+    """Where alpha starts for a model of this depth."""
+    return 1.0 if n_layers is None else min(1.0, math.sqrt(6 / n_layers))
+
+
+class SpheretNorm(Connection):
+    """Drop-in residual connection ``conn(h, f) -> h'`` that keeps the norm of ``h``.
+
+    Args:
+        p: exponent in (0, inf].
+        layer: 1-based index l of the block, for the decay lambda_l.
+        alpha: initial step size.
+        learn_p: learn the exponent, starting at ``p``.
+        decay: ``inv-sqrt`` (the paper's), ``inv`` or ``none``.
+        alpha_form: ``raw`` or ``softplus``.
+        project: take the tangent part of the update; False adds the update as it is and projects the sum back onto the sphere.
+        update_norm: ``rms`` divides the update by its root mean square first, ``none`` leaves it.
+        exponent: a module that returns p, to share one learned exponent between connections.
+        radius: a module that returns the radius to re-project onto; None keeps the norm of ``h``.
+    """
+
+    def __init__(
+        self,
+        p: float = 1.0,
+        *,
+        layer: int = 1,
+        alpha: float = 1.0,
+        learn_p: bool = False,
+        decay: str = "inv-sqrt",
+        alpha_form: str = "raw",
+        project: bool = True,
+        update_norm: str = "none",
+        exponent: nn.Module | None = None,
+        radius: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if layer < 1:
+            raise ValueError(f"layer = {layer}: blocks are counted from 1")
+        if not p > 0:
+            raise ValueError(f"p = {p}: the exponent must lie in (0, inf]")
+        if learn_p and math.isinf(p):
+            raise ValueError("p = inf cannot be learned: start at a finite p, for example p=2, learn_p=True")
+        if update_norm not in ("none", "rms"):
+            raise ValueError(f"update_norm {update_norm!r}: choose none or rms")
+        self.p, self.project, self.update_norm = float(p), project, update_norm
+        self.step = StepSize(alpha, decay_factor(decay, layer), alpha_form)
+        self.exponent = LearnedExponent(self.p) if learn_p else None
+        # Shared modules belong to the stream: held in a tuple, they are not registered a second time here.
+        self._shared = (exponent, radius)
+
+    def reset_parameters(self) -> None:
+        self.step.reset_parameters()
+        if self.exponent is not None:
+            self.exponent.reset_parameters()
+
+    def current_p(self) -> float | Tensor:
+        """The exponent in use, a float or a tensor of shape (1,)."""
+        module = self.exponent if self.exponent is not None else self._shared[0]
+        return self.p if module is None else module()
+
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        if self.update_norm == "rms":
+            f = nn.functional.rms_norm(f.float(), (f.shape[-1],), eps=1e-12).to(f.dtype)
+        radius = None if self._shared[1] is None else self._shared[1]()
+        if not self.project:
+            return add_and_project(h, f, self.step(), self.current_p(), radius)
+        return retract(h, f, alpha=self.step(), p=self.current_p(), radius=radius)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}, project={self.project}, update_norm={self.update_norm}"
+
+
+class ProjSpheretNorm(SpheretNorm):
+    """p = 1: the metric (gnomonic) projection."""
+
+    def __init__(self, *, layer: int = 1, **options: float | bool | str) -> None:
+        super().__init__(1.0, layer=layer, **options)  # type: ignore[arg-type]
+
+
+class CaySpheretNorm(SpheretNorm):
+    """p = 2: the Cayley (stereographic) retraction."""
+
+    def __init__(self, *, layer: int = 1, **options: float | bool | str) -> None:
+        super().__init__(2.0, layer=layer, **options)  # type: ignore[arg-type]
+
+
+def add_and_project(h: Tensor, f: Tensor, step: Tensor, p: float | Tensor, radius: Tensor | None) -> Tensor:
+    """``r normalise(C h + S step f)`` with the whole of ``f``, radial part included; at p = 1 this is ``r normalise(h + step f)``."""
+    dtype = compute_dtype(h, f)
+    x, y = h.to(dtype), f.to(dtype)
+    cos, sinc = cos_and_sinc(rows(x, y, step).beta, p)
+    moved = cos * x + sinc * step * y
+    return ((norm(h) if radius is None else radius) * nn.functional.normalize(moved, dim=-1)).to(h.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpheretScheme(Scheme):
+    """Options of ``spheret:...``; None means the depth- and width-aware default."""
+
+    name: ClassVar[str] = "spheret"
+    keeps_norm: ClassVar[bool] = True
+
+    p: float | Literal["learn", "learn-per-layer"] = 1.0
+    p_start: float = 1.0
+    alpha: float | None = None
+    alpha_form: Literal["raw", "softplus"] = "raw"
+    decay: Decay = "inv-sqrt"
+    count: Literal["block", "sublayer"] = "block"
+    project: bool = True
+    update_norm: Literal["none", "rms"] = "none"
+    reproject: bool = False
+    learn_radius: bool = True
+    final_norm: Literal["layernorm", "none"] = "layernorm"
+    gain: float = 1.0
+    embedding_gain: float = 1.0
+    preset: Literal["default", "paper"] = "default"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.p, str) and self.p not in (LEARN, LEARN_PER_LAYER):
+            raise ValueError(f"p = {self.p!r}: give a number in (0, inf], {LEARN} or {LEARN_PER_LAYER}")
+        if isinstance(self.p, float | int) and not self.p > 0:
+            raise ValueError(f"p = {self.p}: the exponent must lie in (0, inf]")
+        if self.preset == "paper":
+            defaults = {f.name: f.default for f in fields(self)}
+            for name, value in PAPER.items():
+                if getattr(self, name) == defaults[name]:  # an option given beside the preset wins
+                    object.__setattr__(self, name, value)
+
+    def stream(self, dim: int, n_layers: int) -> SphereStream:
+        exponent = LearnedExponent(self.p_start) if self.p == LEARN else None
+        return SphereStream(dim, learn_radius=self.learn_radius, final_norm=self.final_norm, exponent=exponent)
+
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> SpheretNorm:
+        shared = stream if isinstance(stream, SphereStream) else None
+        own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
+        index = layer if self.count == "block" else SUBLAYERS_PER_LAYER * (layer - 1) + sublayer + 1
+        return SpheretNorm(
+            self.p_start if isinstance(self.p, str) else float(self.p),
+            layer=index,
+            alpha=default_alpha(n_layers) if self.alpha is None else self.alpha,
+            learn_p=own_p,
+            decay=self.decay,
+            alpha_form=self.alpha_form,
+            project=self.project,
+            update_norm=self.update_norm,
+            exponent=shared.exponent if shared is not None and self.p == LEARN else None,
+            radius=shared.radius if shared is not None and self.reproject else None,
+        )
+
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        return InitRule(embedding_std=self.embedding_gain / math.sqrt(dim), gain=self.gain)
+
+
+# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes Q4-Q9).
+PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}
+

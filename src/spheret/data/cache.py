@@ -1,0 +1,79 @@
+"""Folders of prepared data: finding a sound one, and naming a finished one in a single step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from spheret.data.dataset import MANIFEST, TRAIN, VAL, Dataset
+from spheret.data.tokenization.build import FILE_NAME
+
+_ABANDONED_AFTER_SECONDS = 24 * 3600
+
+
+def cache_folder(cache: str | None = None) -> Path:
+    """The sub-folder for data sets of ``cache``, else of ``$SPHERET_CACHE``, else of ``~/.cache/spheret``."""
+    return Path(cache or os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "datasets"
+
+
+def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
+    """The data set in ``folder`` if it is the one wanted and every byte of it is sound."""
+    try:
+        dataset = Dataset.open(folder, verify=True)
+    except (OSError, ValueError):
+        return None
+    return dataset if dataset.fingerprint == fingerprint else None
+
+
+def publish(temporary: Path, target: Path, fingerprint: str) -> None:
+    """Gives a finished folder its name; where a sound data set already has that name, that one stays.
+
+    Raises OSError where the target cannot be replaced.
+    """
+    for attempt in range(10):
+        try:
+            # The one atomic step: a rename fails if the target is a folder with something in it.
+            os.rename(temporary, target)
+            return
+        except OSError:
+            if open_sound(target, fingerprint):
+                return
+            if attempt == 9 or not target.is_dir():
+                raise
+        damaged = temporary.with_name(f"{temporary.name}.damaged.tmp")
+        try:
+            os.rename(target, damaged)
+        except FileNotFoundError:
+            continue  # another caller moved it away
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def refuse_foreign(folder: Path, fingerprint: str) -> None:
+    """Raises FileExistsError if ``folder`` holds anything but files of the data set ``fingerprint``."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("fingerprint")
+    except (OSError, ValueError, AttributeError):
+        found = None
+    if found != fingerprint:
+        what = f"the data set {found}" if found else "something else"
+        raise FileExistsError(
+            f"{folder} holds {what}, this data set is {fingerprint}: give a new folder or empty that one"
+        )
+    own = {MANIFEST, TRAIN, VAL, FILE_NAME}
+    if foreign := sorted(path.name for path in folder.iterdir() if path.name not in own):
+        raise FileExistsError(f"{folder} holds {foreign} beside a data set: give a new folder or move them away")
+
+
+def sweep(folder: Path) -> None:
+    """Removes from the cache what runs that were killed long ago left behind."""
+    for path in folder.glob(".*.tmp"):
+        try:
+            if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+        except FileNotFoundError:
+            continue  # another caller was quicker

@@ -1,0 +1,88 @@
+"""A prepared data set: a folder with two shards, a manifest and, if it needs one, the tokenizer's file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spheret.data.shards import Shard
+from spheret.data.tokenization import Tokenizer, load_tokenizer
+
+MANIFEST, TRAIN, VAL = "manifest.json", "train.shard", "val.shard"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """train, val: the token shards; manifest: ``manifest.json``; fingerprint: hash of corpus, tokenizer and split."""
+
+    train: Shard
+    val: Shard
+    tokenizer: Tokenizer
+    manifest: dict[str, Any]
+    fingerprint: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The sources' names, joined by ``+``."""
+        return "+".join(source["name"] for source in self.manifest["sources"])
+
+    def summary(self) -> dict[str, Any]:
+        """What a run's report says about its data."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "tokenizer": self.tokenizer.name,
+            "vocab_size": self.tokenizer.vocab_size,
+            "train_tokens": len(self.train),
+            "val_tokens": len(self.val),
+        }
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> Dataset:
+        """Opens a prepared folder; the corpus is not needed. ``verify`` reads every byte (see ``verify``).
+
+        Raises FileNotFoundError for a folder without the files of a data set, ValueError for a newer format or damage.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        try:
+            tokenizer = load_tokenizer(folder, manifest["tokenizer"])
+            train, val = (_open_shard(folder / name, manifest[side]) for name, side in ((TRAIN, "train"), (VAL, "val")))
+            dataset = cls(train, val, tokenizer, manifest, manifest["fingerprint"], folder)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder / MANIFEST} is incomplete ({error!r}): prepare the data again") from error
+        if verify:
+            dataset.verify()
+        return dataset
+
+    def verify(self) -> None:
+        """Reads both shards whole. Raises ValueError naming the file in which a byte changed."""
+        self.train.verify()
+        self.val.verify()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} is not a prepared data set (no {MANIFEST}): make one with spheret prepare")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): prepare the data again") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        raise ValueError(f"{path} is not the manifest of a data set: prepare the data again")
+    if manifest["format"] > FORMAT:
+        raise ValueError(f"{path} has format {manifest['format']}, this release reads up to {FORMAT}: update spheret")
+    return manifest
+
+
+def _open_shard(path: Path, entry: dict[str, Any]) -> Shard:
+    shard = Shard.open(path)
+    if (shard.sha256, shard.n_tokens) != (entry["sha256"], entry["tokens"]):
+        raise ValueError(f"{path} is not the shard that {MANIFEST} describes: prepare the data again")
+    return shard

@@ -1,0 +1,52 @@
+"""Plain text (.txt, .md, .py): one file is one document."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+# A larger file is cut at line ends into several documents, so that memory stays bounded.
+DOCUMENT_BYTES = 64 * 2**20
+
+
+def read_text(path: Path, document_bytes: int = DOCUMENT_BYTES) -> Iterator[str]:
+    """The documents of one UTF-8 file, line endings as they stand and without a byte-order mark.
+
+    Raises ValueError for a file without text and for bytes that are not UTF-8 (with the position of the first).
+    """
+    empty, rest, offset = True, b"", 0
+    with path.open("rb") as file:
+        while block := rest + file.read(document_bytes - len(rest)):
+            cut = len(block) if len(block) < document_bytes else _last_line_end(block)
+            if text := decode_utf8(block[:cut], path, offset):
+                empty = False
+                yield text
+            rest, offset = block[cut:], offset + cut
+    if empty:
+        raise ValueError(f"{path} is empty: give a file with text in it, or leave it out")
+
+
+def decode_utf8(raw: bytes, path: Path, offset: int = 0) -> str:
+    """UTF-8 text of ``raw``, ``offset`` bytes into the file. Raises ValueError with the position of a bad byte."""
+    if offset == 0:
+        raw, offset = raw.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8) * raw.startswith(codecs.BOM_UTF8)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8: byte 0x{raw[error.start]:02x} at position {offset + error.start}; "
+            f"convert it, for example with: iconv -f LATIN1 -t UTF-8 {path.name}"
+        ) from error
+
+
+def character_start(raw: bytes, position: int) -> int:
+    """The last position up to ``position`` at which a UTF-8 character of ``raw`` starts."""
+    while position > 0 and position < len(raw) and raw[position] & 0xC0 == 0x80:
+        position -= 1
+    return position
+
+
+def _last_line_end(block: bytes) -> int:
+    # Without any line end the last byte may belong to a split character: it waits for the next block.
+    return block.rfind(b"\n") + 1 or character_start(block, len(block) - 1) or len(block)

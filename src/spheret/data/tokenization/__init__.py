@@ -1,0 +1,25 @@
+"""Tokenizers: bytes, a BPE trained on the corpus, and GPT-2's."""
+
+from __future__ import annotations
+
+from spheret.data.tokenization.base import Tokenizer, encode_documents
+from spheret.data.tokenization.bpe import ByteLevelBPE, train_bpe
+from spheret.data.tokenization.build import build_tokenizer, identity, load_tokenizer, save_tokenizer
+from spheret.data.tokenization.byte import ByteTokenizer
+from spheret.data.tokenization.gpt2 import load_gpt2
+from spheret.data.tokenization.spec import TokenizerSpec, parse_tokenizer
+
+__all__ = [
+    "ByteLevelBPE",
+    "ByteTokenizer",
+    "Tokenizer",
+    "TokenizerSpec",
+    "build_tokenizer",
+    "encode_documents",
+    "identity",
+    "load_gpt2",
+    "load_tokenizer",
+    "parse_tokenizer",
+    "save_tokenizer",
+    "train_bpe",
+]

@@ -1,0 +1,133 @@
+"""Watches the training losses of one run: spikes that recover are told apart from runs that are lost.
+
+The loss is smoothed by an exponential moving average (bias-corrected, memory of about 20 steps). Three kinds of event:
+
+`nonfinite`  the loss is NaN or infinite.
+`spike`      one loss lies far above the smoothed loss: more than `spike_sigmas` standard deviations of the recent noise, and at
+             least `margin` nats. Recorded only: most spikes recover.
+`drift`      the smoothed loss stayed `margin` nats above the best it had reached for `patience` steps in a row, whether a
+             spike or a slow rise took it there.
+
+`nonfinite` and `drift` mean that the run has diverged; `DivergenceMonitor.diverged` holds the event until the loss recovers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["spike", "drift", "nonfinite"]
+
+
+class Event(NamedTuple):
+    """One thing the monitor noticed: `index` counts the losses fed to it from 0."""
+
+    kind: Kind
+    index: int
+    loss: float
+    message: str
+
+
+@dataclass
+class DivergenceMonitor:
+    """Feed it every training loss in order (nats per token).
+
+    `margin`: nats above the reference that count; `spike_sigmas`: how many standard deviations of the recent noise a spike must
+    exceed; `patience`: consecutive steps above the best smoothed loss that count as divergence; `memory`: steps the average spans.
+    """
+
+    margin: float = 0.5
+    spike_sigmas: float = 6.0
+    patience: int = 100
+    memory: int = 20
+
+    def __post_init__(self) -> None:
+        if self.margin <= 0 or self.spike_sigmas <= 0 or self.patience < 1 or self.memory < 1:
+            raise ValueError(f"{self}: margin and spike_sigmas must be positive, patience and memory at least 1")
+        self.count = 0  # losses seen, also the non-finite ones
+        self.spikes = 0  # excursions so far
+        self.diverged: Event | None = None
+        self._mean = 0.0
+        self._variance = 0.0
+        self._weight = 0.0
+        self._best = math.inf
+        self._above = 0
+        self._in_spike = False
+
+    @property
+    def smoothed(self) -> float:
+        """Bias-corrected moving average of the finite losses; NaN before the first."""
+        return self._mean / self._weight if self._weight > 0 else math.nan
+
+    def update(self, loss: float) -> Event | None:
+        """Take the next loss; the event it causes, if any. An excursion is reported once, not at each of its steps."""
+        index = self.count
+        self.count += 1
+        if not math.isfinite(loss):
+            return self._nonfinite(index, loss)
+        spike = self._spike(index, loss)
+        self._smooth(loss)
+        return self._drift(index, loss) or spike
+
+    def _nonfinite(self, index: int, loss: float) -> Event | None:
+        if self.diverged is not None and self.diverged.kind == "nonfinite":
+            return None
+        self.diverged = Event("nonfinite", index, loss, f"the training loss became {loss}")
+        return self.diverged
+
+    def _spike(self, index: int, loss: float) -> Event | None:
+        if index < self.memory:  # the noise is not known yet
+            return None
+        jump = loss - self.smoothed
+        was_in_spike, self._in_spike = self._in_spike, jump > self._threshold()
+        if was_in_spike or not self._in_spike:
+            return None
+        self.spikes += 1
+        return Event("spike", index, loss, f"the training loss jumped from about {self.smoothed:.3f} to {loss:.3f}")
+
+    def _threshold(self) -> float:
+        return max(self.margin, self.spike_sigmas * math.sqrt(self._variance / self._weight))
+
+    def _smooth(self, loss: float) -> None:
+        keep = 1.0 - 1.0 / self.memory
+        if self._weight > 0:
+            # The part beyond the threshold is cut off: one spike must not hide the next by inflating the noise.
+            jump = min(loss - self.smoothed, self._threshold()) if self._in_spike else loss - self.smoothed
+            self._variance = keep * self._variance + (1.0 - keep) * jump * jump
+        self._mean = keep * self._mean + (1.0 - keep) * loss
+        self._weight = keep * self._weight + (1.0 - keep)
+        self._best = min(self._best, self.smoothed)
+
+    def _drift(self, index: int, loss: float) -> Event | None:
+        if self.smoothed <= self._best + self.margin:
+            self._above = 0
+            self.diverged = None
+            return None
+        self._above += 1
+        if self._above != self.patience:
+            return None
+        message = (
+            f"the smoothed training loss stayed more than {self.margin:g} above its best {self._best:.3f} "
+            f"for {self.patience} steps and is {self.smoothed:.3f}"
+        )
+        self.diverged = Event("drift", index, loss, message)
+        return self.diverged
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything `update` depends on, as plain numbers (for a checkpoint)."""
+        state = {name: value for name, value in vars(self).items() if name != "diverged"}
+        return {**state, "diverged": None if self.diverged is None else tuple(self.diverged)}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Inverse of `state_dict`. ValueError: other keys than this version's."""
+        if set(state) != set(vars(self)):
+            raise ValueError(
+                f"monitor state has keys {sorted(state)}, expected {sorted(vars(self))}; "
+                "it was written by another version of spheret"
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
+        diverged = state["diverged"]
+        self.diverged = Event(*diverged) if isinstance(diverged, (tuple, list)) else None

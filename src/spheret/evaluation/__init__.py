@@ -1,0 +1,5 @@
+"""Evaluation of trained models."""
+
+from spheret.evaluation.perplexity import Evaluation, evaluate
+
+__all__ = ["Evaluation", "evaluate"]

@@ -1,0 +1,20 @@
+"""Pure functions on tensors: the sphere, the angle, the retraction."""
+
+from spheret.geometry.angles import Angle, Exponent, angle, angle_exponent_slope, angle_slope, cos_and_sinc
+from spheret.geometry.retraction import retract_rows, retract_vjp
+from spheret.geometry.sphere import compute_dtype, norm, row_scale, rows
+
+__all__ = [
+    "Angle",
+    "Exponent",
+    "angle",
+    "angle_exponent_slope",
+    "angle_slope",
+    "compute_dtype",
+    "cos_and_sinc",
+    "norm",
+    "retract_rows",
+    "retract_vjp",
+    "row_scale",
+    "rows",
+]

@@ -1,0 +1,65 @@
+"""``retract``: checked arguments, then the path that serves them."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from spheret.geometry import Angle, Exponent, compute_dtype, retract_rows
+from spheret.kernels.autograd import Retraction
+
+
+def retract(
+    h: Tensor,
+    f: Tensor,
+    *,
+    alpha: Tensor | float = 1.0,
+    p: Exponent = 1.0,
+    angle: Angle | None = None,
+    radius: Tensor | float | None = None,
+) -> Tensor:
+    """Rotate the hidden state ``h`` towards the tangent part of the update ``f``; the norm of ``h`` is kept.
+
+    ``h' = cos(theta) h + sin(theta) |h| w/|w|`` with ``w = alpha (f - <h,f>/|h|^2 h)``, ``theta = p arctan(beta/p)`` and
+    ``beta = |w|/|h|`` (Sphere Retraction Normalizations, arXiv 2608.02668). Row statistics are float32 (float64 if an input is).
+
+    Args:
+        h: hidden state, (..., d), any floating dtype.
+        f: sublayer output, same shape as ``h``; its dtype may differ.
+        alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
+        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2 a large
+            step can rotate past the antipode of ``h``.
+        angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope; ``p`` is then ignored.
+        radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
+
+    Returns:
+        Tensor of the shape and dtype of ``h``. A row of ``h`` that is zero has no direction and stays (almost exactly) zero.
+
+    Raises:
+        ValueError: shapes that differ, ``p`` or ``radius`` out of range, a step with more than one value per row.
+        TypeError: inputs that are not floating point.
+    """
+    _check(h, f, alpha, p, radius)
+    if angle is not None:
+        dtype = compute_dtype(h, f)
+        return retract_rows(h.to(dtype), f.to(dtype), alpha, 1.0, radius, angle).to(h.dtype)
+    out: Tensor = Retraction.apply(h, f, alpha, p if isinstance(p, Tensor) else float(p), radius)
+    return out
+
+
+def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Tensor | float | None) -> None:
+    if h.shape != f.shape:
+        raise ValueError(f"h has shape {tuple(h.shape)} but f has {tuple(f.shape)}: both must be (..., d) and equal")
+    if h.dim() == 0 or h.shape[-1] == 0:
+        raise ValueError(f"h has shape {tuple(h.shape)}: it needs a last dimension of at least 1")
+    for name, tensor in (("h", h), ("f", f)):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}: a retraction needs floating point; use {name}.float()")
+    if not isinstance(p, Tensor) and (math.isnan(p) or p <= 0):
+        raise ValueError(f"p = {p}: the exponent must lie in (0, inf]; p -> 0 is the identity map, p = inf is GeoNorm")
+    if radius is not None and not isinstance(radius, Tensor) and not (0 < radius < math.inf):
+        raise ValueError(f"radius = {radius}: it must be a positive finite number")
+    for name, value in (("alpha", alpha), ("p", p), ("radius", radius)):
+        if isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] != 1:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}: it is one number per row at most, so its last dimension must be 1")

@@ -1,0 +1,220 @@
+"""The figures drawn from run folders: loss curves, and what happens from layer to layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from spheret.experiments.statistics import has_finished
+from spheret.reporting.collect import Comparison, RunFolder
+from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, render, styled
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class LayerMetric:
+    """One list of diagnostics.json and how it is shown."""
+
+    key: str
+    title: str
+    axis: str
+    caption: str
+
+
+LAYER_METRICS = (
+    LayerMetric(
+        "hidden_norm",
+        "Size of the hidden state",
+        "mean |h| / sqrt(d)",
+        "After each sublayer, at the end of training. Constant means that the state stays on its sphere.",
+    ),
+    LayerMetric(
+        "angle_deg",
+        "Rotation by each sublayer",
+        "angle between h and h' (degrees)",
+        "How far each sublayer turns the hidden state, at the end of training.",
+    ),
+    LayerMetric(
+        "token_cosine",
+        "Likeness of different tokens",
+        "mean cosine between tokens",
+        "Mean cosine between the hidden states of different positions. Near 1, the tokens have become alike.",
+    ),
+    LayerMetric(
+        "skip_gain",
+        "Gain of the skip path",
+        "gain of the skip path",
+        "How strongly each connection passes the hidden state, and the gradient, straight through.",
+    ),
+    LayerMetric(
+        "update_ratio",
+        "Size of the update",
+        "|update| / |h|",
+        "Size of what each sublayer adds, relative to the hidden state it is added to.",
+    ),
+)
+
+
+def run_plots(comparison: Comparison) -> list[Plot]:
+    """All figures that the run folders have the data for: loss curves first, then one figure a layer metric."""
+    styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
+    with styled():
+        drawn = [_loss_curves(comparison, styles)]
+        drawn += [_layers(comparison, metric, styles) for metric in LAYER_METRICS]
+    return [plot for plot in drawn if plot is not None]
+
+
+def _loss_curves(comparison: Comparison, styles: Mapping[str, Look]) -> Plot | None:
+    entries = comparison.results["schemes"]
+    learned = {entry["scheme"]: _curves(comparison, entry, _has_learned) for entry in entries}
+    failed = {entry["scheme"]: _curves(comparison, entry, lambda run: not _has_learned(run)) for entry in entries}
+    good = [curve for curves in learned.values() for curve in curves]
+    bad = [curve for curves in failed.values() for curve in curves]
+    if not good and not bad:
+        return None
+    limits = _loss_limits(good or bad)
+    figure, axes = new_figure(3.1)
+    handles = []
+    for scheme, look in styles.items():
+        line = _mean_and_band(axes, learned[scheme], look)
+        thin = [_thin(axes, curve, look, limits[1]) for curve in failed[scheme]]
+        if line or thin:
+            handles.append((line or thin[0], scheme))
+    _plateau(axes, comparison.results, limits)
+    axes.set_ylim(*limits)
+    axes.set_xlim(0, 1.015 * max(curve[-1][0] for curve in (*good, *bad)))
+    axes.set_xlabel("training tokens")
+    axes.xaxis.set_major_formatter(_token_formatter())
+    axes.set_ylabel("validation loss (nats/token)")
+    legend_below(figure, handles)
+    caption = "Line: mean over seeds; band: lowest to highest seed. The start of training is cut off."
+    if bad:
+        caption += (
+            " Thin, ending in a cross: single runs that diverged, collapsed or were interrupted; they are left out of the "
+            "mean, and a cross on the upper edge lies above it."
+        )
+    return render(
+        figure,
+        key="loss_curves",
+        title="Validation loss during training",
+        caption=caption,
+        alt="Validation loss against training tokens, one line a scheme: " + ", ".join(name for _, name in handles) + ".",
+    )
+
+
+def _has_learned(run: Mapping[str, Any]) -> bool:
+    return has_finished(run) and not run.get("collapsed")
+
+
+def _curves(comparison: Comparison, entry: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool]) -> list[Points]:
+    """(tokens, validation loss) of the entry's wanted runs, where evaluated; runs without an evaluation are left out."""
+    folders = [comparison.runs[r["run"]] for r in entry["runs"] if r.get("run") in comparison.runs and wanted(r)]
+    curves = [
+        [(float(m["tokens"]), float(m["val_loss"])) for m in f.metrics if m.get("val_loss") is not None and "tokens" in m]
+        for f in folders
+    ]
+    return [curve for curve in curves if curve]
+
+
+def _loss_limits(curves: Sequence[Points]) -> tuple[float, float]:
+    """From below the best final loss to where the curves were after a fifth of training, never above where they began."""
+    late = [y for curve in curves for x, y in curve if x >= curve[-1][0] / 5]
+    ends = [curve[-1][1] for curve in curves]
+    low = min(ends)
+    high = max(min(max(late), median(curve[0][1] for curve in curves)), median(ends))
+    margin = 0.05 * (high - low) or 0.01 * abs(low)
+    return low - margin, high + margin
+
+
+def _mean_and_band(axes: Any, curves: Sequence[Points], look: Look) -> Any:
+    if not curves:
+        return None
+    tables = [dict(curve) for curve in curves]
+    xs = sorted(set(tables[0]).intersection(*tables[1:]))  # only where every seed was evaluated: no jumps in the mean
+    columns = [[table[x] for table in tables] for x in xs]
+    if len(curves) > 1:
+        low, high = [min(c) for c in columns], [max(c) for c in columns]
+        axes.fill_between(xs, low, high, color=look.color, alpha=0.18, linewidth=0)
+    (line,) = axes.plot(xs, [fmean(c) for c in columns], color=look.color, linestyle=look.dash)
+    return line
+
+
+def _thin(axes: Any, curve: Points, look: Look, high: float) -> Any:
+    """One run by itself: a thin line, and a cross where it was last evaluated, or on the edge above which that lies."""
+    (line,) = axes.plot(*zip(*curve, strict=True), color=look.color, linewidth=0.8, alpha=0.8)
+    x, y = curve[-1]
+    axes.plot([x], [min(y, high)], "x", color=look.color, markersize=7, markeredgewidth=1.8, clip_on=False, zorder=5)
+    return line
+
+
+def _plateau(axes: Any, results: Mapping[str, Any], limits: tuple[float, float]) -> None:
+    plateau = (results.get("data") or {}).get("unigram_loss")
+    if plateau is not None and limits[0] < plateau < limits[1]:
+        axes.axhline(plateau, color="#999999", linewidth=1, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "token frequencies only", (1, plateau), (0, 2), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", va="bottom", color="#666666", fontsize=8,
+        )  # fmt: skip
+
+
+def _layers(comparison: Comparison, metric: LayerMetric, styles: Mapping[str, Look]) -> Plot | None:
+    profiles = {
+        entry["scheme"]: _mean_profile(_finished_folders(comparison, entry), metric.key)
+        for entry in comparison.results["schemes"]
+    }
+    profiles = {scheme: profile for scheme, profile in profiles.items() if profile}
+    if not profiles:
+        return None
+    figure, axes = new_figure(2.7)
+    handles = []
+    for scheme, profile in profiles.items():
+        look = styles[scheme]
+        (line,) = axes.plot(*zip(*profile, strict=True), color=look.color, linestyle=look.dash, marker=look.marker, ms=3.2)
+        handles.append((line, scheme))
+    values = [y for profile in profiles.values() for _, y in profile]
+    if min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_yscale("log")
+    elif max(values) - min(values) < 0.02 * abs(max(values)):
+        middle = (max(values) + min(values)) / 2  # a flat profile shown as flat, not as magnified rounding
+        axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("layer (attention, then MLP)")
+    axes.set_ylabel(metric.axis)
+    legend_below(figure, handles)
+    ends = "; ".join(f"{scheme} from {profile[0][1]:.3g} to {profile[-1][1]:.3g}" for scheme, profile in profiles.items())
+    return render(
+        figure,
+        key=metric.key,
+        title=metric.title,
+        caption=metric.caption + " Mean over the seeds that finished.",
+        alt=f"{metric.title} by layer, first to last sublayer: {ends}.",
+    )
+
+
+def _finished_folders(comparison: Comparison, entry: Mapping[str, Any]) -> list[RunFolder]:
+    named = [run["run"] for run in entry["runs"] if has_finished(run)]
+    return [comparison.runs[name] for name in named if name in comparison.runs]
+
+
+def _mean_profile(folders: Sequence[RunFolder], key: str) -> Points:
+    """(layer, mean over runs), the attention sublayer of layer l at l - 0.5 and its MLP at l; finite values only."""
+    columns: dict[float, list[float]] = {}
+    for folder in folders:
+        values, layers = folder.diagnostics.get(key), folder.diagnostics.get("layer")
+        if not isinstance(values, list) or not isinstance(layers, list):
+            continue
+        sublayers = folder.diagnostics.get("sublayer") or [None] * len(layers)
+        for layer, sublayer, value in zip(layers, sublayers, values, strict=False):
+            if isinstance(value, int | float) and math.isfinite(value):
+                columns.setdefault(layer - (0.5 if sublayer == "attn" else 0.0), []).append(float(value))
+    return [(x, fmean(columns[x])) for x in sorted(columns)]
+
+
+def _token_formatter() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")

@@ -1,0 +1,174 @@
+"""One self-contained report.html: no script, nothing loaded from elsewhere, every value escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+from spheret.experiments.statistics import has_finished, perplexity_change, verdict
+from spheret.reporting import table
+from spheret.reporting.style import Plot
+
+TEMPLATE_NAME = "report.html.j2"
+_CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguishable", "unknown": "no verdict"}
+
+
+def render_html(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequence[str] = ()) -> str:
+    """The report of results.json with its figures; `missing` names run folders that could not be read.
+
+    Raises ImportError naming the extra where jinja2 is absent.
+    """
+    jinja2 = _jinja2()
+    source = resources.files("spheret.reporting").joinpath("templates", TEMPLATE_NAME).read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"code": _with_code, "breakable": _breakable}
+    return str(environment.from_string(source).render(**_context(results, plots, missing)))
+
+
+def _context(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequence[str]) -> dict[str, Any]:
+    headline, *lines = (results.get("verdict") or verdict(results)).splitlines()
+    seeds = {run["seed"] for entry in results["schemes"] for run in entry["runs"]}
+    return {
+        "title": _title(results, len(seeds)),
+        "created": results.get("created"),
+        "created_words": _date(results.get("created")),
+        "command": results.get("command"),
+        "headline": headline,
+        "points": [line[2:] for line in lines if line.startswith("- ")],
+        "notes": [line.removeprefix("Note: ") for line in lines if not line.startswith("- ")],
+        "rows": [_cells(row) for row in table.rows(results)],
+        "footnote": table.footnote(results),
+        "plots": plots,
+        "runs": [_run_cells(entry, run, "seed") for entry in results["schemes"] for run in entry["runs"]],
+        "tuning": [_run_cells(entry, run, "tuning") for entry in results["schemes"] for run in entry.get("tuning") or []],
+        "missing": missing,
+        "facts": [(name, _facts(results, name.lower())) for name in ("Settings", "Data", "Environment")],
+        "n_seeds": len(seeds),
+        "n_comparisons": max(len(results["schemes"]) - 1, 0),
+        "tuned": len((results.get("settings") or {}).get("lrs") or []) > 1,
+        "tuning_seed": (results.get("settings") or {}).get("tuning_seed"),
+        "seeds": sorted(seeds),
+    }
+
+
+def _title(results: Mapping[str, Any], n_seeds: int) -> str:
+    schemes = len(results["schemes"])
+    name = (results.get("data") or {}).get("name")
+    counted = f"{schemes} scheme{'s' * (schemes != 1)}, {n_seeds} seed{'s' * (n_seeds != 1)}"
+    return f"Comparison of {counted}" + (f" on {name}" if name else "")
+
+
+def _cells(row: table.Row) -> dict[str, Any]:
+    interval = None
+    if row.difference_low is not None and row.difference_high is not None:
+        interval = _minus(f"[{row.difference_low:+.4f}, {row.difference_high:+.4f}]")
+    change = None if row.difference is None else _minus(f"{perplexity_change(row.difference):+.1f}%")
+    return {
+        "scheme": row.scheme,
+        "parameters": table.number(row.parameters, ",d"),
+        "lr": table.lr(row),
+        "loss": table.number(row.val_loss, ".4f"),
+        "half_width": table.number(row.half_width, ".4f") if row.half_width is not None else None,
+        "perplexity": table.perplexity(row.perplexity),
+        "bits_per_byte": table.number(row.bits_per_byte, ".4f"),
+        "difference": "" if row.call == "baseline" else _minus(table.number(row.difference, "+.4f")),
+        "interval": interval,
+        "change": change,
+        "call": row.call,
+        "call_words": _CALL_WORDS.get(row.call, "baseline"),
+        "outcomes": table.outcomes(row),
+        "failed": bool(row.diverged or row.collapsed or row.interrupted),
+        "rate": table.rate(row.tokens_per_s),
+    }
+
+
+def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    outcome = run.get("outcome") or "unknown"
+    if run.get("collapsed"):
+        outcome += ", collapsed"
+    error = run.get("val_se")
+    return {
+        "scheme": entry["scheme"],
+        "seed": run.get("seed", "tuning"),
+        "lr": table.number(run.get("lr", entry.get("lr")), "g"),
+        "loss": table.number(run.get("val_loss"), ".4f") + (f" ± {error:.4f}" if error is not None else ""),
+        "bits_per_byte": table.number(run.get("val_bpb"), ".4f"),
+        "rate": table.rate(run.get("tokens_per_s")),
+        "outcome": outcome,
+        "bad": not has_finished(run) or bool(run.get("collapsed")),
+        "reason": run.get("reason"),
+        "run": run.get("run"),
+        "href": _relative_link(run.get("run")),
+        "chosen": kind == "tuning" and run.get("lr") == entry.get("lr"),
+    }
+
+
+def _relative_link(name: Any) -> str | None:
+    """A link that stays below the report's own folder: a colon or a leading slash in a name cannot make it another place."""
+    return "./" + quote(str(name).lstrip("/"), safe="/") + "/" if name else None
+
+
+def _facts(results: Mapping[str, Any], section: str) -> list[tuple[str, str]]:
+    return [(name, _words(value)) for name, value in _flat(results.get(section) or {})]
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: table.MISSING}[value]
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return " ".join(_words(item) for item in value)
+    return str(value)
+
+
+def _minus(text: str) -> str:
+    """`text` with the hyphen before a number set as a minus sign, which is as wide as the plus sign."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
+
+
+def _breakable(name: str) -> Any:
+    """Escapes a scheme's name and lets it wrap after its colon and commas."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[:,])", name))
+
+
+def _date(created: Any) -> str | None:
+    """'2026-08-14 09:26 UTC'; what is no ISO time stays as it is."""
+    try:
+        return datetime.fromisoformat(str(created)).strftime("%Y-%m-%d %H:%M %Z").strip()
+    except ValueError:
+        return str(created) if created else None
+
+
+def _with_code(text: str) -> Any:
+    """Escapes `text`, sets what stands between backticks as code and gives the numbers outside proper minus signs."""
+    from markupsafe import Markup, escape
+
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(_minus(text))
+    return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(_minus(p)) for i, p in enumerate(parts))
+
+
+def _jinja2() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError('the HTML report needs jinja2: pip install "spheret[report]"') from error
+    return jinja2

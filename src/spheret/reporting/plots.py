@@ -1,0 +1,165 @@
+"""The figures drawn from results.json alone: final losses, differences to the baseline, learning-rate sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spheret.experiments.statistics import call, has_finished
+from spheret.reporting.scale import Limits, robust_limits
+from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, plain, render, styled
+
+_ROW = 0.32  # inches a scheme in figures with one line each
+
+
+def result_plots(results: Mapping[str, Any]) -> list[Plot]:
+    """All figures that results.json has the data for, in the order in which they are read."""
+    styles = looks([entry["scheme"] for entry in results["schemes"]])
+    with styled():
+        drawn = [_differences(results, styles), _final_losses(results, styles), _learning_rates(results, styles)]
+    return [plot for plot in drawn if plot is not None]
+
+
+def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot | None:
+    entries = [e for e in results["schemes"][1:] if e.get("difference") and e["difference"].get("mean") is not None]
+    if not entries:
+        return None
+    baseline = results["schemes"][0]["scheme"]
+    means = [entry["difference"]["mean"] for entry in entries]
+    ends = [entry["difference"][key] for entry in entries for key in ("ci_low", "ci_high")]
+    limits = robust_limits([0.0, *means], [end for end in ends if end is not None], reach=6)
+    figure, axes = new_figure(1.0 + _ROW * len(entries))
+    axes.axvline(0, color="#222222", linewidth=1)
+    for y, (entry, mean) in enumerate(zip(entries, means, strict=True)):
+        look, paired = styles[entry["scheme"]], entry["difference"]
+        _interval(axes, paired, y, limits, look)
+        solid = call(paired) in ("better", "worse")
+        face = look.color if solid else "white"
+        _point(axes, mean, y, limits, look, markersize=7, markerfacecolor=face)
+    _one_line_a_scheme(axes, [entry["scheme"] for entry in entries], limits)
+    axes.set_xlabel(plain(f"validation loss minus that of {baseline} (nats/token)"))
+    shown = "; ".join(f"{e['scheme']} {m:+.4f}" for e, m in zip(entries, means, strict=True))
+    return render(
+        figure,
+        key="differences",
+        title=f"Difference to {baseline}",
+        caption="Left of the line is better. Paired by seed, with the 95% interval. Filled: better or worse at 95% after Holm's correction; hollow: "
+        "not distinguishable, or too few seeds.",
+        alt=f"Difference in validation loss to {baseline}, nats per token: {shown}.",
+    )
+
+
+def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot | None:
+    entries = [entry for entry in results["schemes"] if any(has_finished(run) for run in entry["runs"])]
+    if not entries:
+        return None
+    good = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r) and not r.get("collapsed")]
+    ends = [e["val_loss"][k] for e in entries if not e.get("collapsed") for k in ("ci_low", "ci_high")]
+    anything = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r)]
+    limits = robust_limits(good or anything, [end for end in ends if end is not None])
+    figure, axes = new_figure(1.0 + _ROW * len(entries))
+    for y, entry in enumerate(entries):
+        _seeds_and_mean(axes, y, entry, styles[entry["scheme"]], limits)
+    baseline = results["schemes"][0]
+    if baseline in entries:
+        axes.axvline(baseline["val_loss"]["mean"], color="#777777", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    _one_line_a_scheme(axes, [entry["scheme"] for entry in entries], limits)
+    axes.set_xlabel("final validation loss (nats/token)")
+    shown = "; ".join(f"{entry['scheme']} {entry['val_loss']['mean']:.4f}" for entry in entries)
+    return render(
+        figure,
+        key="final_loss",
+        title="Final validation loss",
+        caption="Faint points: one seed each. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the edge: "
+        "a bar that goes on, or the value of a mean beyond it.",
+        alt=f"Mean final validation loss, nats per token: {shown}.",
+    )
+
+
+def _seeds_and_mean(axes: Any, y: float, entry: Mapping[str, Any], look: Look, limits: Limits) -> None:
+    inside = [r["val_loss"] for r in entry["runs"] if has_finished(r) and r["val_loss"] <= limits[1]]
+    axes.plot(inside, [y + 0.2] * len(inside), look.marker, color=look.color, alpha=0.55, markersize=5, linestyle="")
+    estimate = entry["val_loss"]
+    _interval(axes, estimate, y, limits, look)
+    _point(axes, estimate["mean"], y, limits, look, marker="|", markersize=13, markeredgewidth=2.4)
+
+
+def _learning_rates(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot | None:
+    tried = {t["lr"] for entry in results["schemes"] for t in entry.get("tuning") or []}
+    losses = [t["val_loss"] for e in results["schemes"] for t in e.get("tuning") or [] if has_finished(t)]
+    if len(tried) < 2 or not losses:
+        return None
+    low, high = robust_limits(losses, reach=5)
+    figure, axes = new_figure(2.8)
+    handles = []
+    for entry in results["schemes"]:
+        look = styles[entry["scheme"]]
+        handles.append((_sweep(axes, entry, look, high), entry["scheme"]))
+    axes.set_xscale("log")
+    axes.set_xticks(sorted(tried), [f"{rate:g}" for rate in sorted(tried)])
+    axes.minorticks_off()
+    axes.set_ylim(low, high)
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("validation loss (nats/token)")
+    legend_below(figure, handles)
+    chosen = "; ".join(f"{e['scheme']} {e['lr']:g}" for e in results["schemes"] if e.get("lr") is not None)
+    return render(
+        figure,
+        key="learning_rates",
+        title="Learning-rate sweep",
+        caption="One run a point, on the tuning seed. Ringed: the rate chosen for the seeds. Cross on the upper edge: "
+        "diverged; triangle: above the scale.",
+        alt=f"Validation loss against learning rate; chosen rates: {chosen}.",
+    )
+
+
+def _sweep(axes: Any, entry: Mapping[str, Any], look: Look, high: float) -> Any:
+    tuning = sorted(entry.get("tuning") or [], key=lambda t: float(t["lr"]))
+    finished = [(t["lr"], t["val_loss"]) for t in tuning if has_finished(t)]
+    (line,) = axes.plot(
+        [lr for lr, _ in finished], [y for _, y in finished], color=look.color, linestyle=look.dash, marker=look.marker, ms=4.5
+    )
+    edge = {"color": look.color, "linestyle": "", "clip_on": False, "zorder": 5}
+    for lr, y in finished:
+        if y > high:
+            axes.plot([lr], [high], marker="^", markersize=6, **edge)
+        if lr == entry.get("lr"):
+            axes.plot([lr], [min(y, high)], "o", mfc="none", mec=look.color, ms=11, mew=1.4)
+    for t in tuning:
+        if not has_finished(t):
+            axes.plot([t["lr"]], [high], marker="x", markersize=7, markeredgewidth=2, **edge)
+    return line
+
+
+def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, look: Look) -> None:
+    """A bar over the interval; where the frame cuts it, an arrowhead says that it goes on."""
+    (low, high), (left, right) = limits, (estimate["ci_low"], estimate["ci_high"])
+    if left is None or right is None or left > high or right < low:
+        return
+    axes.plot([max(left, low), min(right, high)], [y, y], color=look.color, linewidth=2.2, solid_capstyle="butt")
+    for end, edge, sign in ((left, low, 4), (right, high, 5)):  # carets whose tip lies on the edge
+        if not low <= end <= high:
+            axes.plot([edge], [y], marker=sign, color=look.color, markersize=6, clip_on=False, zorder=4)
+
+
+def _point(axes: Any, x: float, y: float, limits: Limits, look: Look, *, marker: str | None = None, **style: Any) -> None:
+    """A point, or where it lies off the scale a triangle at that edge with its value beside it."""
+    low, high = limits
+    if low <= x <= high:
+        axes.plot([x], [y], marker or look.marker, color=look.color, zorder=4, **style)
+        return
+    edge, sign, side = (high, ">", "right") if x > high else (low, "<", "left")
+    axes.plot([edge], [y], sign, color=look.color, markersize=7, clip_on=False, zorder=5)
+    axes.annotate(
+        f"{x:.3f}", (edge, y), (-8 if x > high else 8, 0), textcoords="offset points", ha=side, va="center",
+        color=look.color, fontsize=8, zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )  # fmt: skip
+
+
+def _one_line_a_scheme(axes: Any, schemes: list[str], limits: Limits) -> None:
+    axes.set_yticks(range(len(schemes)), [plain(scheme) for scheme in schemes])
+    axes.set_ylim(len(schemes) - 0.5, -0.6)
+    axes.set_xlim(*limits)
+    axes.locator_params(axis="x", nbins=6)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)

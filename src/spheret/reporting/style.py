@@ -1,0 +1,126 @@
+"""How every figure looks: one colour and marker a scheme, legend below the axes, SVG that needs nothing from outside."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+# Okabe and Ito's palette for all kinds of colour vision, without its yellow (too faint on white); grey is the baseline.
+BASELINE_COLOR = "#4d4d4d"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7B4EA3")
+MARKERS = "sD^vPXhp"
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+WIDTH = 4.8  # inches: text of 9 points stays readable when the figure is shrunk to a phone
+
+_RC = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#777777",
+    "axes.labelcolor": "#222222",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "spheret",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a scheme is drawn, in every figure alike."""
+
+    color: str
+    marker: str
+    dash: Any
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished figure: `key` is its file name, `alt` says in words what it shows."""
+
+    key: str
+    title: str
+    caption: str
+    alt: str
+    svg: bytes
+    png: bytes
+
+    @property
+    def data_uri(self) -> str:
+        """The SVG for the src of an <img>."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
+
+
+def looks(schemes: Sequence[str]) -> dict[str, Look]:
+    """One look a scheme: grey circles for the first (the baseline), then the palette; dashes once the colours are used."""
+    styles = {}
+    for i, scheme in enumerate(dict.fromkeys(schemes)):
+        if i == 0:
+            styles[scheme] = Look(BASELINE_COLOR, "o", "-")
+        else:
+            turn, color = divmod(i - 1, len(PALETTE))
+            styles[scheme] = Look(PALETTE[color], MARKERS[(i - 1) % len(MARKERS)], DASHES[turn % len(DASHES)])
+    return styles
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The project's matplotlib settings, for as long as a figure is made and written."""
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context(_RC):
+        yield
+
+
+def new_figure(height: float = 3.5) -> tuple[Any, Any]:
+    """A figure of `height` inches and its axes, without pyplot: nothing global is touched and no display is needed."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:
+    """A legend under the axes, so that it never covers data; the figure grows by its height."""
+    if not labelled:
+        return
+    longest = max(len(label) for _, label in labelled)
+    columns = max(1, min(4, len(labelled), 60 // (longest + 6)))
+    lines = -(-len(labelled) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.21 * lines)
+    handles, labels = zip(*((handle, plain(label)) for handle, label in labelled), strict=True)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2, columnspacing=1.4)
+
+
+def plain(text: str) -> str:
+    """`text` so that matplotlib shows it as it is, dollar signs too, instead of reading formulas into it."""
+    return text.replace("$", r"\$")
+
+
+def render(figure: Any, *, key: str, title: str, caption: str, alt: str) -> Plot:
+    """Writes a figure out as SVG and PNG; the same figure always gives the same bytes."""
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
+    figure.savefig(png, format="png", dpi=200, facecolor="white")
+    return Plot(key, title, caption, alt, svg.getvalue(), png.getvalue())
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError('figures need matplotlib: pip install "spheret[report]"') from error
+    return matplotlib

@@ -1,0 +1,199 @@
+"""The table of a comparison, for the terminal, for GitHub and for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from spheret.experiments.statistics import call
+
+MISSING = "-"
+_CALL_STYLE = {"better": "bold green", "worse": "bold red", "unclear": "yellow", "unknown": "dim"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scheme: losses in nats/token, `half_width` of the 95% interval, `difference` to the first scheme (paired)."""
+
+    scheme: str
+    parameters: int | None
+    lr: float | None
+    lr_at_edge: bool
+    runs: int
+    finished: int
+    diverged: int
+    interrupted: int
+    collapsed: int
+    val_loss: float | None
+    sd: float | None
+    half_width: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    difference: float | None
+    difference_low: float | None
+    difference_high: float | None
+    pairs: int | None
+    p_value: float | None
+    p_holm: float | None
+    call: str
+    tokens_per_s: float | None
+
+
+def rows(results: Mapping[str, Any]) -> list[Row]:
+    """One row a scheme from results.json, in its order; the first is the baseline."""
+    return [_row(entry, is_baseline=i == 0) for i, entry in enumerate(results["schemes"])]
+
+
+def rich_table(results: Mapping[str, Any]) -> Table:
+    """The table for a terminal of 100 columns or more; the long names wrap."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("scheme", overflow="fold", max_width=30)
+    for title in ("best lr", "val loss", "perplexity", "bits/byte", "difference\n[95% interval]", "runs", "tokens/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows(results):
+        cells = [
+            row.scheme,
+            lr(row),
+            loss(row, separator="\n"),
+            perplexity(row.perplexity),
+            number(row.bits_per_byte, ".4f"),
+            difference(row, separator="\n"),
+            outcomes(row, separator="\n"),
+            rate(row.tokens_per_s),
+        ]
+        texts = [Text(cell) for cell in cells]  # Text, not str: square brackets would be read as markup
+        texts[5].stylize(_CALL_STYLE.get(row.call, ""))
+        table.add_row(*texts)
+    return table
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The table as GitHub markdown, with a line below that says what the figures are."""
+    header = ["scheme", "parameters", "best lr", "val loss", "perplexity", "bits/byte", "difference [95%]", "runs", "tokens/s"]
+    lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
+    for row in rows(results):
+        cells = [
+            f"`{row.scheme}`",
+            number(row.parameters, ",d"),
+            lr(row),
+            loss(row),
+            perplexity(row.perplexity),
+            number(row.bits_per_byte, ".4f"),
+            difference(row),
+            outcomes(row),
+            rate(row.tokens_per_s),
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return "\n".join([*lines, "", footnote(results), ""])
+
+
+def csv_text(results: Mapping[str, Any]) -> str:
+    """The rows as CSV with a header, at full precision; what is unknown is empty."""
+    out = io.StringIO()
+    records = [asdict(row) for row in rows(results)]
+    writer = csv.DictWriter(out, fieldnames=list(Row.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def footnote(results: Mapping[str, Any]) -> str:
+    """What the figures of the table are."""
+    if not results["schemes"]:
+        return "No schemes."
+    text = (
+        "Validation loss in nats/token, mean over the seeds that finished, with its 95% t interval; difference to "
+        f"{results['schemes'][0]['scheme']}, paired by seed: negative is better."
+    )
+    if any(entry.get("lr_at_edge") for entry in results["schemes"]):
+        text += " An asterisk marks a learning rate at the edge of the grid."
+    return text
+
+
+def number(value: float | None, spec: str) -> str:
+    """`value` in a format, or a dash where it is unknown."""
+    return MISSING if value is None else format(value, spec)
+
+
+def lr(row: Row) -> str:
+    """The learning rate, with an asterisk where it lies at the edge of the grid."""
+    return number(row.lr, "g") + ("*" if row.lr_at_edge else "")
+
+
+def loss(row: Row, separator: str = " ") -> str:
+    """Mean validation loss, with the half-width of its interval where there is one."""
+    return number(row.val_loss, ".4f") + ("" if row.half_width is None else f"{separator}± {row.half_width:.4f}")
+
+
+def perplexity(value: float | None) -> str:
+    """Two decimals for perplexities that a model may have, none for those of a failed one."""
+    return number(value, ".2f" if value is not None and value < 1000 else ",.0f")
+
+
+def difference(row: Row, separator: str = " ") -> str:
+    """Signed difference with its interval where there is one."""
+    if row.call == "baseline":
+        return "baseline"
+    interval = ""
+    if row.difference_low is not None and row.difference_high is not None:
+        interval = f"{separator}[{row.difference_low:+.4f}, {row.difference_high:+.4f}]"
+    return number(row.difference, "+.4f") + interval
+
+
+def outcomes(row: Row, separator: str = ", ") -> str:
+    """'3/3', or '1/3, 2 diverged': runs that finished of those started, and what became of the others."""
+    counts = ((row.diverged, "diverged"), (row.interrupted, "interrupted"), (row.collapsed, "collapsed"))
+    return separator.join([f"{row.finished}/{row.runs}", *(f"{n} {word}" for n, word in counts if n)])
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second, three digits."""
+    if value is None:
+        return MISSING
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            scaled = value / size
+            return f"{scaled:.{_decimals(scaled)}f}{unit}"
+    return f"{value:.0f}"
+
+
+def _decimals(scaled: float) -> int:
+    return 2 if scaled < 10 else 1 if scaled < 100 else 0
+
+
+def _row(entry: Mapping[str, Any], *, is_baseline: bool) -> Row:
+    estimate = entry.get("val_loss") or {}
+    paired = entry.get("difference") or {}
+    high, mean = estimate.get("ci_high"), estimate.get("mean")
+    value: Callable[[str], Any] = entry.get
+    return Row(
+        scheme=entry["scheme"],
+        parameters=entry.get("parameters"),
+        lr=entry.get("lr"),
+        lr_at_edge=bool(entry.get("lr_at_edge")),
+        runs=len(entry["runs"]),
+        finished=estimate.get("n") or 0,
+        diverged=entry.get("diverged") or 0,
+        interrupted=entry.get("interrupted") or 0,
+        collapsed=entry.get("collapsed") or 0,
+        val_loss=mean,
+        sd=estimate.get("sd"),
+        half_width=None if high is None or mean is None else high - mean,
+        perplexity=entry.get("perplexity"),
+        bits_per_byte=entry.get("bits_per_byte"),
+        difference=paired.get("mean"),
+        difference_low=paired.get("ci_low"),
+        difference_high=paired.get("ci_high"),
+        pairs=paired.get("n"),
+        p_value=paired.get("p_value"),
+        p_holm=paired.get("p_holm"),
+        call="baseline" if is_baseline else call(paired),
+        tokens_per_s=entry.get("tokens_per_s"),
+    )

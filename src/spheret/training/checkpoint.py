@@ -1,0 +1,128 @@
+"""Checkpoints: RUN/checkpoints/step_XXXXXXX/ with
+
+    model.safetensors   weights
+    state.pt            optimizer, monitor, counters, random state (read with weights_only=True)
+    config.json         the run's configuration, so that the folder alone makes the model
+
+A checkpoint is written beside its place and renamed into it: what has the name step_XXXXXXX is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from spheret.models import GPT
+from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
+from spheret.training.files import CONFIG, read_json, write_json
+from spheret.training.state import TrainState
+
+FORMAT = 1
+WEIGHTS, STATE = "model.safetensors", "state.pt"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run folder, oldest first."""
+    found = (Path(run) / "checkpoints").glob("step_*")
+    return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=lambda p: int(p.name[5:]))
+
+
+def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerprint: str) -> Path:
+    """Save `state` under its step and remove all but the newest `config.keep_checkpoints`. An existing one is left as it is."""
+    folder = run / "checkpoints"
+    target = folder / f"step_{state.step:07d}"
+    if target.exists():
+        return target
+    _sweep(folder)
+    temporary = folder / f".{target.name}.{os.getpid()}.tmp"
+    temporary.mkdir(parents=True)
+    safetensors.torch.save_model(state.model, str(temporary / WEIGHTS))
+    torch.save({"format": FORMAT, "fingerprint": fingerprint, **state.extras()}, temporary / STATE)
+    write_json(temporary / CONFIG, config_to_dict(config))
+    _flush(temporary)
+    os.replace(temporary, target)
+    if config.keep_checkpoints > 0:
+        for old in checkpoints(run)[: -config.keep_checkpoints]:
+            _remove(old)
+    return target
+
+
+def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
+    """Bring `state` to where the checkpoint was saved. ValueError: another format, other data, or other parameters."""
+    saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    if saved["format"] != FORMAT:
+        raise ValueError(f"{folder / STATE} has format {saved['format']}, expected {FORMAT}; use the version that wrote it")
+    if saved["fingerprint"] != fingerprint:
+        raise ValueError(
+            f"{folder} was trained on data with fingerprint {saved['fingerprint']}, not {fingerprint}; "
+            "resume with the same corpus and tokenizer"
+        )
+    load_weights(state.model, folder)
+    state.load_extras(saved)
+
+
+def load_weights(model: GPT, folder: Path) -> None:
+    """Read a checkpoint's weights into `model`, by way of the CPU. ValueError: lists missing and unknown parameters."""
+    missing, unknown = safetensors.torch.load_model(model, str(folder / WEIGHTS), strict=False, device="cpu")
+    if missing or unknown:
+        raise ValueError(
+            f"{folder / WEIGHTS} does not fit the model: missing {sorted(missing)}, unknown {sorted(unknown)}; "
+            "build the model from the config.json beside it"
+        )
+
+
+def load_model(folder: Path | str) -> GPT:
+    """The trained model, on the CPU in eval mode, from a checkpoint folder or a run folder (its newest checkpoint).
+
+    FileNotFoundError: no complete checkpoint there.
+    """
+    folder = Path(folder)
+    if not (folder / WEIGHTS).exists():
+        complete = checkpoints(folder)
+        if not complete:
+            raise FileNotFoundError(
+                f"no checkpoint in {folder}; name a run folder trained with save_final or checkpoint_interval, "
+                "or one of its checkpoints/step_* folders"
+            )
+        folder = complete[-1]
+    model = GPT(config_from_dict(read_json(folder / CONFIG)).model)
+    load_weights(model, folder)
+    return model.eval()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for leftover in folder.glob(".*.tmp"):
+        shutil.rmtree(leftover)
+
+
+def _remove(checkpoint: Path) -> None:
+    # Renamed first: a kill during rmtree must not leave a partial folder under a complete name.
+    doomed = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
+    os.replace(checkpoint, doomed)
+    shutil.rmtree(doomed)
+
+
+def _flush(folder: Path) -> None:
+    """Put the files on disk before the rename makes them the newest checkpoint."""
+    for path in folder.iterdir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+
+
+def differing_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the entries in which two nested configuration dicts differ."""
+    names: list[str] = []
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names += differing_fields(a, b, f"{prefix}{key}.")
+        elif a != b:
+            names.append(prefix + key)
+    return names

@@ -1,0 +1,182 @@
+"""The configuration of one training run: frozen, checked when built, and the same in Python, JSON and on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from spheret.data import DataConfig
+from spheret.models import GPTConfig
+from spheret.training.schedule import ScheduleKind, learning_rate
+
+Switch = Literal["auto", "on", "off"]
+ComputeType = Literal["auto", "float32", "bfloat16"]
+OnDivergence = Literal["stop", "continue"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything needed to repeat a run. ValueError: a value out of range, named with what to use instead."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    """The model, connection scheme included."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The corpus and its tokenizer."""
+    seed: int = 1
+    """Decides the initial weights, the order of the batches and dropout."""
+    steps: int = 1000
+    """Optimizer steps."""
+    max_train_tokens: int = 0
+    """Upper bound on the tokens trained on; lowers the number of steps. 0: no bound."""
+    batch_size: int = 16
+    """Sequences of each optimizer step, over all micro-batches."""
+    grad_accum: int = 1
+    """Micro-batches that each batch is cut into to save memory; the gradient stays the same."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """The decay ends at this share of the peak learning rate."""
+    schedule: ScheduleKind = "cosine"
+    """cosine; wsd: constant, then linear decay; constant: no decay."""
+    warmup: float = 0.05
+    """Linear warm-up: below 1 a share of all steps, otherwise a number of steps."""
+    decay_fraction: float = 0.2
+    """Share of the steps over which the wsd schedule decays."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of the parameters that their modules let decay."""
+    beta1: float = 0.9
+    """AdamW's memory of the gradient."""
+    beta2: float = 0.95
+    """AdamW's memory of the squared gradient."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0: no clipping."""
+    eval_interval: int = 250
+    """Steps between evaluations; 0: only at the end."""
+    eval_windows: int = 128
+    """Validation windows of one block each, the same at every evaluation."""
+    log_interval: int = 10
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_interval: int = 0
+    """Steps between checkpoints; 0: none while training."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep; 0: all."""
+    save_final: bool = True
+    """Save a checkpoint of the finished model."""
+    on_divergence: OnDivergence = "stop"
+    """Whether a diverged run ends at once or trains on to its last step."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
+    dtype: ComputeType = "auto"
+    """Compute dtype; auto: bfloat16 on CUDA devices that have it, else float32. Parameters are always float32."""
+    compile: Switch = "auto"
+    """torch.compile; auto: on CUDA only. Falls back to eager mode with a warning."""
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+        _check_choices(self)
+        _require(
+            self.grad_accum <= self.batch_size,
+            f"grad_accum={self.grad_accum} micro-batches cannot be cut from batch_size={self.batch_size}; lower grad_accum",
+        )
+        _require(
+            self.max_train_tokens == 0 or self.max_train_tokens >= self.tokens_per_step,
+            f"max_train_tokens={self.max_train_tokens} is less than one step of {self.tokens_per_step} tokens; "
+            "raise it or lower batch_size",
+        )
+        _require(
+            self.warmup < 1 or float(self.warmup).is_integer(),
+            f"warmup={self.warmup}: use a whole number of steps, or a share of all steps below 1",
+        )
+        _require(
+            self.warmup_steps < self.total_steps,
+            f"warmup={self.warmup} leaves no step at full learning rate in {self.total_steps} steps; lower warmup",
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step reads."""
+        return self.batch_size * self.model.block_size
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run, the token bound included."""
+        bound = self.max_train_tokens // self.tokens_per_step if self.max_train_tokens else self.steps
+        return min(self.steps, bound)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear warm-up."""
+        return round(self.warmup * self.total_steps) if self.warmup < 1 else int(self.warmup)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of optimizer step number `step`, counted from 0."""
+        return learning_rate(
+            step,
+            lr=self.lr,
+            steps=self.total_steps,
+            warmup_steps=self.warmup_steps,
+            kind=self.schedule,
+            min_lr_ratio=self.min_lr_ratio,
+            decay_fraction=self.decay_fraction,
+        )
+
+
+def config_to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Nested plain dict of a configuration, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
+    """Inverse of `config_to_dict`; what is left out takes its default. ValueError: names keys that no field has."""
+    nested = {"model": GPTConfig, "data": DataConfig}
+    built = {key: _build(nested[key], value, f"{key}.") if key in nested else value for key, value in values.items()}
+    config: TrainConfig = _build(TrainConfig, built, "")
+    return config
+
+
+def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    known = [f.name for f in dataclasses.fields(kind)]
+    unknown = [prefix + key for key in values if key not in known]
+    if unknown:
+        raise ValueError(
+            f"unknown configuration keys {', '.join(unknown)}; {kind.__name__} has {', '.join(known)}. "
+            "Remove them, or use the version of spheret that wrote them"
+        )
+    # JSON has no tuples; frozen configurations hold nothing else that is a list.
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+_AT_LEAST: dict[str, float] = {
+    **dict.fromkeys(("steps", "batch_size", "grad_accum", "eval_windows", "log_interval"), 1),
+    **dict.fromkeys(("seed", "max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
+    **dict.fromkeys(("warmup", "weight_decay", "grad_clip", "min_lr_ratio", "beta1", "beta2", "decay_fraction"), 0),
+}
+_AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1}
+
+
+def _check_ranges(config: TrainConfig) -> None:
+    for name, low in _AT_LEAST.items():
+        value = getattr(config, name)
+        _require(value >= low, f"{name}={value} is too small; use {low} or more")
+    for name, high in _AT_MOST.items():
+        value = getattr(config, name)
+        _require(value <= high, f"{name}={value} is too large; use {high} or less")
+    for name in ("beta1", "beta2"):
+        value = getattr(config, name)
+        _require(value < 1, f"{name}={value} must be below 1; use for example 0.9")
+    _require(0 < config.lr < float("inf"), f"lr={config.lr} must be positive and finite; use for example 3e-3")
+
+
+def _check_choices(config: TrainConfig) -> None:
+    choices = {"schedule": ScheduleKind, "dtype": ComputeType, "compile": Switch, "on_divergence": OnDivergence}
+    for name, kind in choices.items():
+        value, allowed = getattr(config, name), get_args(kind)
+        hint = ". float16 needs a gradient scaler, which this trainer does not have" if value == "float16" else ""
+        _require(value in allowed, f"{name}={value!r} is not known; use {', '.join(allowed)}{hint}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,47 @@
+"""Ctrl-C and SIGTERM end a run between two steps, so that what it leaves behind is whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """A signal ended the run; its folder is complete and says `interrupted`. `exit_code` is the shell's 128 + signal."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
+        self.exit_code = 128 + signal_number
+
+
+class StopSignals:
+    """Context in which the first SIGINT or SIGTERM is only noted; a second one raises at once.
+
+    Python delivers signals to the main thread, so elsewhere the context changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def raise_if_received(self) -> None:
+        """Raise TrainingInterrupted if a signal has come."""
+        if self.received is not None:
+            raise TrainingInterrupted(self.received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise TrainingInterrupted(number)
+        self.received = number
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

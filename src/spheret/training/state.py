@@ -1,0 +1,63 @@
+"""What changes while a run trains: the part of it that a checkpoint must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spheret.diagnostics.monitor import DivergenceMonitor
+from spheret.models import GPT
+from spheret.training.config import TrainConfig
+from spheret.training.optimizer import build_adamw
+
+COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row")
+
+
+@dataclass
+class TrainState:
+    """Model, optimizer and monitor, with `step` optimizer steps behind them (skipped ones included)."""
+
+    model: GPT
+    optimizer: torch.optim.AdamW
+    monitor: DivergenceMonitor = field(default_factory=DivergenceMonitor)
+    step: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+    def extras(self) -> dict[str, Any]:
+        """All but the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "monitor": self.monitor.state_dict(),
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "rng": {"cpu": torch.get_rng_state(), "cuda": _cuda_rng_state(self.model)},
+        }
+
+    def load_extras(self, extras: dict[str, Any]) -> None:
+        """Inverse of `extras`; sets the global random state as well."""
+        self.optimizer.load_state_dict(extras["optimizer"])
+        self.monitor.load_state_dict(extras["monitor"])
+        for name in COUNTERS:
+            setattr(self, name, extras["counters"][name])
+        torch.set_rng_state(extras["rng"]["cpu"])
+        device = next(self.model.parameters()).device
+        if device.type == "cuda" and extras["rng"]["cuda"] is not None:
+            torch.cuda.set_rng_state(extras["rng"]["cuda"], device)
+
+
+def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
+    """Model and optimizer at step 0. Seeds the global random state; the weights are drawn on the CPU, the same for every device."""
+    torch.manual_seed(config.seed)
+    model = GPT(config.model).to(device)
+    optimizer = build_adamw(
+        model, lr=config.lr, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2)
+    )
+    return TrainState(model, optimizer)
+
+
+def _cuda_rng_state(model: GPT) -> torch.Tensor | None:
+    device = next(model.parameters()).device
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None

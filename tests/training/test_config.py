@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spheret.training import TrainConfig, config_from_dict, config_to_dict
+
+Tiny = Callable[..., TrainConfig]
+
+
+def test_json_and_back(tiny: Tiny) -> None:
+    config = tiny(connection="spheret:p=0.5", dropout=0.1, lr=1e-3, schedule="wsd", warmup=3)
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+
+
+def test_what_is_left_out_takes_its_default() -> None:
+    config = config_from_dict({"lr": 0.01, "model": {"n_layer": 3}})
+    assert (config.lr, config.model.n_layer) == (0.01, 3)
+    assert config.steps == TrainConfig().steps
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"learning_rate": 1.0}, "learning_rate"),
+        ({"model": {"depth": 3}}, r"model\.depth"),
+        ({"data": {"corpus": "x"}}, r"data\.corpus"),
+    ],
+)
+def test_unknown_keys_are_named(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown configuration keys {named};"):
+        config_from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0 .* use 1 or more"),
+        ({"lr": 0.0}, "lr=0.0 must be positive"),
+        ({"lr": float("nan")}, "lr=nan must be positive"),
+        ({"beta2": 1.0}, "beta2=1.0 must be below 1"),
+        ({"min_lr_ratio": 1.5}, "min_lr_ratio=1.5 .* use 1 or less"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 .* use 0 or more"),
+        ({"schedule": "linear"}, "schedule='linear' .* use cosine, wsd, constant"),
+        ({"dtype": "float16"}, "dtype='float16' .* gradient scaler"),
+        ({"compile": True}, "compile=True .* use auto, on, off"),
+        ({"on_divergence": "ask"}, "on_divergence='ask'"),
+        ({"grad_accum": 5}, "grad_accum=5 .* batch_size=4"),
+        ({"warmup": 6}, "warmup=6 leaves no step .* 6 steps"),
+        ({"warmup": 2.5}, "warmup=2.5"),
+        ({"max_train_tokens": 100}, "max_train_tokens=100 .* 128 tokens"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_fix(tiny: Tiny, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(**changes)
+
+
+def test_warmup_is_a_share_or_a_number_of_steps(tiny: Tiny) -> None:
+    assert tiny(steps=200, warmup=0.05).warmup_steps == 10
+    assert tiny(steps=200, warmup=20).warmup_steps == 20
+
+
+def test_a_token_bound_lowers_the_steps_and_ends_the_decay_there(tiny: Tiny) -> None:
+    config = tiny(steps=100, max_train_tokens=10 * 128 + 5, warmup=0)
+    assert config.tokens_per_step == 128
+    assert config.total_steps == 10
+    assert config.lr_at(9) == config.min_lr_ratio * config.lr
+    assert dataclasses.replace(config, max_train_tokens=10**9).total_steps == 100

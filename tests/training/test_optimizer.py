@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from spheret.connections import available
+from spheret.connections.base import ParameterRole, parameter_roles
+from spheret.models import GPT, GPTConfig
+from spheret.training.optimizer import build_adamw, parameter_groups, set_learning_rate
+
+
+class Gate(nn.Module):
+    """Two scalars, one with a learning rate of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1))
+        self.slow = nn.Parameter(torch.ones(1))
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"alpha": ParameterRole(decay=False), "slow": ParameterRole(decay=False, lr_scale=0.25)}
+
+
+class Toy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.gate = Gate()
+
+
+def scheme_gpt(scheme: str) -> GPT:
+    name = scheme.replace("<x>", "0.5")
+    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, connection=name, bias=True))
+
+
+def test_groups_follow_what_the_modules_answer() -> None:
+    toy = Toy()
+    groups = parameter_groups(toy, weight_decay=0.1)
+    by_key = {(group["weight_decay"], group["lr_scale"]): group["params"] for group in groups}
+    assert len(groups) == len(by_key)
+    assert [len(by_key[key]) for key in ((0.1, 1.0), (0.0, 1.0), (0.0, 0.25))] == [1, 4, 1]
+    assert by_key[0.1, 1.0][0] is toy.linear.weight
+    assert by_key[0.0, 0.25][0] is toy.gate.slow
+
+
+@pytest.mark.parametrize("scheme", available())
+def test_every_parameter_of_every_scheme_is_in_one_group_and_scalars_are_not_decayed(scheme: str) -> None:
+    model = scheme_gpt(scheme)
+    groups = parameter_groups(model, weight_decay=0.1)
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+    decayed = {id(parameter) for group in groups if group["weight_decay"] > 0 for parameter in group["params"]}
+    wrong = [name for name, p in model.named_parameters() if id(p) in decayed and p.ndim < 2]
+    assert wrong == []
+    assert decayed
+
+
+def test_a_parameter_nobody_answers_for_is_named() -> None:
+    toy = Toy()
+    toy.orphan = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="orphan"):
+        parameter_groups(toy, weight_decay=0.1)
+    roles = {name: role for name, role in parameter_roles(Toy()).items() if name != "gate.alpha"}
+    with pytest.raises(ValueError, match=r"gate\.alpha"):
+        parameter_groups(Toy(), weight_decay=0.1, roles=roles)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    toy = Toy()
+    toy.linear.weight.requires_grad_(False)
+    grouped = [p for group in parameter_groups(toy, 0.1) for p in group["params"]]
+    assert all(p is not toy.linear.weight for p in grouped)
+
+
+def test_lr_scale_holds_at_every_step() -> None:
+    toy = Toy()
+    optimizer = build_adamw(toy, lr=0.1, weight_decay=0.0)
+    for lr in (0.1, 0.04):
+        before = (toy.gate.alpha.item(), toy.gate.slow.item())
+        toy.gate.alpha.grad, toy.gate.slow.grad = torch.ones(1), torch.ones(1)
+        set_learning_rate(optimizer, lr)
+        optimizer.step()
+        # Adam's step under a constant gradient is the learning rate itself.
+        assert before[0] - toy.gate.alpha.item() == pytest.approx(lr, rel=1e-4)
+        assert before[1] - toy.gate.slow.item() == pytest.approx(lr / 4, rel=1e-4)
+
+
+def test_only_decayed_parameters_shrink() -> None:
+    toy = Toy()
+    weight, gain = toy.linear.weight.detach().clone(), toy.norm.weight.detach().clone()
+    optimizer = build_adamw(toy, lr=0.1, weight_decay=0.5)
+    for parameter in toy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(toy.linear.weight.detach(), weight * (1 - 0.05))
+    assert torch.equal(toy.norm.weight, gain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_step_is_that_of_plain_adamw(dtype: torch.dtype) -> None:
+    """Fused or not, whatever the device and dtype allow."""
+    torch.manual_seed(0)
+    ours, plain = Toy().to(dtype), Toy().to(dtype)
+    plain.load_state_dict(ours.state_dict())
+    optimizer = build_adamw(ours, lr=0.01, weight_decay=0.0, betas=(0.9, 0.95))
+    set_learning_rate(optimizer, 0.01)
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, foreach=False)
+    reference.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    for _ in range(3):
+        gradients = [torch.randn_like(p) for p in ours.parameters()]
+        for model in (ours, plain):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+        optimizer.step()
+        reference.step()
+    for (name, a), b in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        if name != "gate.slow":
+            torch.testing.assert_close(a, b)
