@@ -30,7 +30,7 @@ def dataset(data_config: DataConfig) -> Dataset:
     return prepare(data_config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny(data_config: DataConfig) -> Callable[..., TrainConfig]:
     """Builds a configuration from what differs: `connection` and `dropout` go to the model, the rest to the run."""
 

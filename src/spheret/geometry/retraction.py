@@ -77,7 +77,7 @@ def retract_vjp(
     dp = None
     if need_p:
         tau = angle_exponent_slope(r.beta, p)
-        t_over_beta = torch.sign(r.t) * torch.sqrt(r.rho2 / r.nu2.clamp_min(smallest))
+        t_over_beta = torch.sign(r.t) * torch.sqrt(r.rho2) * torch.rsqrt(r.nu2.clamp_min(smallest))
         dp = r.a * tau * (cos * e * t_over_beta - sinc * r.beta * gx)
     if radius is None:
         return Gradients(dh, df, ds, dp, None)

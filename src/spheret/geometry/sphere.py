@@ -64,7 +64,7 @@ def rows(h: Tensor, f: Tensor, step: Tensor | float) -> Rows:
     nu2 = (z * z).sum(-1, keepdim=True)
     t = (step * (b / a).clamp_max(torch.finfo(f.dtype).max)).clamp(-max_step(f.dtype), max_step(f.dtype))
     # The square root has no derivative at 0, so it never sees one; the factor restores the exact zero.
-    beta = (nu2 > 0) * t.abs() * torch.sqrt(nu2.clamp_min(torch.finfo(f.dtype).tiny) / rho2)
+    beta = (nu2 > 0) * t.abs() * torch.sqrt(nu2.clamp_min(torch.finfo(f.dtype).tiny)) * torch.rsqrt(rho2)
     return Rows(x=x, z=z, a=a, b=b, c=c, t=t, rho2=rho2, nu2=nu2, beta=beta)
 
 

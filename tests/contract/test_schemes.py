@@ -1,0 +1,185 @@
+"""Promises that every registered scheme keeps; a new scheme is picked up from the registry."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+import spheret
+from spheret.connections import canonical_name, parameter_roles, parse_scheme
+
+SCHEMES = [*spheret.available(), "spheret:p=0.25,preset=paper", "geonorm:reproject=true", "proj:update-norm=rms", "proj:project=false"]
+NORM_KEEPING = [s for s in SCHEMES if parse_scheme(s).keeps_norm]
+
+pytestmark = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def build(scheme: str, **changes: int | float) -> spheret.GPT:
+    torch.manual_seed(0)
+    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61} | changes
+    return spheret.GPT(spheret.GPTConfig(connection=scheme, **shape))
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 61, (4, 17), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def test_forward_and_backward(scheme: str) -> None:
+    model = build(scheme)
+    logits, loss = model(*batch())
+    assert logits.shape == (4, 16, 61) and logits.isfinite().all()
+    assert abs(loss.item() - math.log(61)) < 1.5
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_loss_falls(scheme: str) -> None:
+    model = build(scheme)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    x, y = batch()
+    first = model(x, y)[1].item()
+    for _ in range(30):
+        loss = model(x, y)[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.after_step()
+    assert model(x, y)[1].item() < first - 1
+
+
+def test_causal(scheme: str) -> None:
+    model = build(scheme).eval()
+    x, _ = batch()
+    changed = x.clone()
+    changed[:, 10:] = (changed[:, 10:] + 1) % 61
+    torch.testing.assert_close(model(x)[0][:, :10], model(changed)[0][:, :10], rtol=1e-5, atol=1e-6)
+
+
+def test_meta_device_initialisation(scheme: str) -> None:
+    """A model built without memory and initialised later is the same model."""
+    expected = build(scheme)
+    with torch.device("meta"):
+        model = build(scheme)
+    model.to_empty(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.fill_(math.nan)
+    torch.manual_seed(0)
+    expected.reset_parameters()
+    torch.manual_seed(0)
+    model.reset_parameters()
+    state, wanted = dict(model.named_parameters()) | dict(model.named_buffers()), dict(expected.named_parameters()) | dict(expected.named_buffers())
+    assert state.keys() == wanted.keys()
+    for name in wanted:
+        assert torch.equal(state[name], wanted[name]), name
+    assert torch.equal(model(batch()[0])[0], expected(batch()[0])[0])
+
+
+def test_every_parameter_has_one_role_and_scalars_are_not_decayed(scheme: str) -> None:
+    model = build(scheme)
+    roles = parameter_roles(model)
+    assert sorted(roles) == sorted(name for name, _ in model.named_parameters())
+    matrices = {name for name, role in roles.items() if role.decay}
+    assert all("connection" not in name and "stream" not in name for name in matrices)
+    assert {"wte.weight", "blocks.0.attn.c_attn.weight", "blocks.2.mlp.c_proj.weight"} <= matrices
+
+
+def test_parameters_can_be_sharded_and_scalars_stay_float32(scheme: str) -> None:
+    model = build(scheme)
+    assert all(p.dim() >= 1 for p in model.parameters())
+    scalars = [name for name, p in model.named_parameters() if p.numel() == 1]
+    model.to(torch.bfloat16)
+    kept = dict(model.named_parameters())
+    assert all(kept[name].dtype == torch.float32 for name in scalars)
+    loss = model(*batch())[1]
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_autocast_keeps_the_stream_and_stays_close(scheme: str) -> None:
+    model = build(scheme)
+    x, y = batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(x, y)[1]
+    loss.backward()
+    assert abs(loss.item() - model(x, y)[1].item()) < 0.05
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_connection_is_a_drop_in(scheme: str) -> None:
+    connection = spheret.build_connection(scheme, dim=24, layer=2, n_layers=6)
+    for shape in ((24,), (5, 24), (2, 3, 24), (0, 24)):
+        h, f = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
+        before = h.detach().clone(), f.detach().clone()
+        out = connection(h, f)
+        assert out.shape == h.shape and out.dtype == h.dtype
+        out.sum().backward()
+        assert h.grad.isfinite().all() and f.grad.isfinite().all()
+        assert torch.equal(h, before[0]) and torch.equal(f, before[1])  # inputs are never written
+    stats = connection.stats(torch.randn(4, 24), torch.randn(4, 24), torch.randn(4, 24))
+    assert all(v.shape == (4,) and v.isfinite().all() for v in stats.values())
+
+
+@pytest.mark.parametrize(("dtype", "drift"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_norm_is_kept_over_a_thousand_connections(scheme: str, dtype: torch.dtype, drift: float) -> None:
+    """The radius of the stream, where the scheme promises to keep it; other schemes must merely stay finite."""
+    if scheme not in NORM_KEEPING:
+        pytest.skip("this scheme does not promise to keep the norm")
+    torch.manual_seed(0)
+    model = build(scheme, n_embd=64)
+    connection = model.blocks[0].mlp_connection
+    h = model.stream.enter(torch.randn(32, 64)).to(dtype)
+    radius = h.float().norm(dim=-1)
+    with torch.no_grad():
+        for _ in range(1000):
+            h = connection(h, 0.5 * torch.randn(32, 64, dtype=dtype) + 0.3 * h)
+    error = (h.float().norm(dim=-1) / radius - 1).abs()
+    assert error.mean() < drift and error.max() < 4 * drift
+
+
+def test_state_survives_a_copy(scheme: str) -> None:
+    model = build(scheme)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.01 * torch.randn_like(p))
+    x, _ = batch()
+    other = build(scheme)
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(other(x)[0], model(x)[0])
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x)[0], model(x)[0])
+    assert sum(p.numel() for p in twin.parameters()) == sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(0)
+    assert torch.equal(other(x)[0], model(x)[0])  # the copy shares nothing with the original
+
+
+def test_canonical_name_round_trips(scheme: str) -> None:
+    name = canonical_name(scheme)
+    assert parse_scheme(name) == parse_scheme(scheme)
+    assert canonical_name(name) == name
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager(scheme: str) -> None:
+    torch._dynamo.reset()
+    model = build(scheme, n_layer=2)
+    x, y = batch()
+    loss = model(x, y)[1]
+    loss.backward()
+    eager = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    compiled_loss = torch.compile(model, fullgraph=True)(x, y)[1]
+    compiled_loss.backward()
+    torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
+    for name, parameter in model.named_parameters():
+        scale = eager[name].abs().max().item()
+        torch.testing.assert_close(parameter.grad, eager[name], rtol=1e-3, atol=2e-5 * max(scale, 1e-3), msg=lambda m, n=name: f"{n}: {m}")

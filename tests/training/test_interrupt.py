@@ -1,0 +1,142 @@
+"""Real processes, stopped by real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import spheret
+from spheret.data import Dataset
+from spheret.training import TrainConfig, checkpoints, config_to_dict, load_model, read_metrics, train
+
+Tiny = Callable[..., TrainConfig]
+
+SCRIPT = """
+import json, sys
+from spheret.training import TrainingInterrupted, config_from_dict, train
+config, out = config_from_dict(json.loads(sys.argv[1])), sys.argv[2]
+try:
+    train(config, out)
+except TrainingInterrupted as stop:
+    sys.exit(stop.exit_code)
+"""
+
+
+def start(config: TrainConfig, out: Path, **environment: str) -> subprocess.Popen[str]:
+    source = str(Path(spheret.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, json.dumps(config_to_dict(config)), str(out)],
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    """Until the running process has logged `step`."""
+    while not any(line["step"] >= step for line in read_metrics(out)):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def endless(tiny: Tiny) -> TrainConfig:
+    return tiny(steps=1_000_000, warmup=0, checkpoint_interval=7, eval_interval=5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_whole_folder(
+    number: signal.Signals, endless: TrainConfig, tmp_path: Path, dataset: Dataset
+) -> None:
+    process = start(endless, tmp_path)
+    try:
+        wait_for_step(process, tmp_path, 12)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
+    run = json.loads((tmp_path / "run.json").read_text())
+    lines = read_metrics(tmp_path)
+    assert (run["outcome"], run["reason"]) == ("interrupted", f"interrupted by {number.name}")
+    assert run["final"]["step"] == lines[-1]["step"] >= 12
+    assert run["final"]["val_loss"] == [line["val_loss"] for line in lines if "val_loss" in line][-1]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert int(checkpoints(tmp_path)[-1].name[5:]) == run["final"]["step"], "nothing that was trained is lost"
+    assert load_model(tmp_path).config == endless.model
+
+
+def test_a_killed_run_can_be_read_and_resumed(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    config = tiny(steps=400, dropout=0.1, checkpoint_interval=3, eval_interval=50)
+    process = start(config, tmp_path / "killed")
+    try:
+        wait_for_step(process, tmp_path / "killed", 20)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    assert json.loads((tmp_path / "killed" / "config.json").read_text())["steps"] == 400
+    assert not (tmp_path / "killed" / "run.json").exists()
+    assert len(read_metrics(tmp_path / "killed")) >= 20
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the killed process
+    try:
+        train(config, tmp_path / "killed", dataset=dataset, resume=True)
+        train(config, tmp_path / "straight", dataset=dataset)
+    finally:
+        torch.set_num_threads(threads)
+    killed, straight = (load_model(tmp_path / name).state_dict() for name in ("killed", "straight"))
+    assert all(torch.equal(killed[name], straight[name]) for name in straight)
+    assert [line["step"] for line in read_metrics(tmp_path / "killed")] == list(range(1, 401))
+
+
+def test_a_line_cut_short_by_a_kill_is_passed_over(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    train(tiny(), tmp_path, dataset=dataset)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_checkpoints_a_stop_writes_none(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    def stop(record: dict[str, object]) -> None:
+        if record["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        train(tiny(), tmp_path, dataset=dataset, on_log=stop)
+    assert json.loads((tmp_path / "run.json").read_text())["final"]["step"] == 3
+    assert checkpoints(tmp_path) == []
+
+
+def test_the_callers_signal_handlers_come_back(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    train(tiny(), tmp_path, dataset=dataset)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_compiler_that_does_not_work_costs_one_warning(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    config = tiny(compile="on", dropout=0.1)
+    broken = {"CC": "/bin/false", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    process = start(config, tmp_path / "broken", **broken)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    warned = [line for line in errors.splitlines() if "Warning" in line]
+    assert len(warned) == 1, errors
+    assert "torch.compile failed, training continues in eager mode: " in warned[0]
+    assert "/bin/false" in warned[0]
+
+    process = start(replace(config, compile="off"), tmp_path / "eager")
+    assert process.communicate(timeout=300)[1] == ""
+    broken_run, eager = (load_model(tmp_path / name).state_dict() for name in ("broken", "eager"))
+    assert all(torch.equal(broken_run[name], eager[name]) for name in eager), "the failed attempt leaves no trace"

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from spheret.data import Dataset
+from spheret.evaluation import evaluate
+from spheret.training import COLLAPSE_MARGIN, TrainConfig, load_model, read_metrics, read_result, train
+from spheret.training.validation import Validation
+
+Tiny = Callable[..., TrainConfig]
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_model(folder).state_dict()
+
+
+def read(folder: Path, name: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{name} holds {constant}, which is no JSON")
+
+    return json.loads((folder / name).read_text(), parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, dataset: Dataset) -> tuple[TrainConfig, Path]:
+    """One run that learns something."""
+    out = tmp_path_factory.mktemp("finished")
+    config = tiny("spheret:p=1", steps=60, batch_size=8, eval_windows=16, eval_interval=20, log_interval=7, lr=0.01)
+    train(config, out, dataset=dataset)
+    return config, out
+
+
+def test_a_run_learns_and_its_folder_tells_the_story(finished: tuple[TrainConfig, Path], dataset: Dataset) -> None:
+    config, out = finished
+    run, lines = read(out, "run.json"), read_metrics(out)
+    assert (run["outcome"], run["reason"], run["collapsed"]) == ("finished", None, False)
+    assert run["final"]["step"] == 60
+    assert run["final"]["tokens"] == 60 * 8 * 32
+    assert run["final"]["val_loss"] < 0.8 * run["unigram_loss"]
+    assert run["final"]["val_loss"] == lines[-1]["val_loss"]
+    assert run["final"]["val_bpb"] == pytest.approx(run["final"]["val_loss"] / math.log(2), rel=0.02)
+    assert run["parameters"] == sum(p.numel() for p in load_model(out).parameters())
+    assert run["tokens_per_s"] > 0
+    assert run["versions"]["torch"] == torch.__version__
+    assert run["machine"]["device"] == "cpu" and run["machine"]["cores"] >= 1
+    assert run["data"]["fingerprint"] == dataset.fingerprint
+    assert run["data"]["train_tokens"] == len(dataset.train)
+    assert [line["step"] for line in lines] == [1, 7, 14, 20, 21, 28, 35, 40, 42, 49, 56, 60]
+    assert [line["step"] for line in lines if "val_loss" in line] == [20, 40, 60]
+    assert [line["lr"] for line in lines] == [config.lr_at(line["step"] - 1) for line in lines]
+    assert {"tokens", "loss", "grad_norm", "tokens_per_s", "elapsed_s"} <= set(lines[0])
+
+
+def test_the_initial_loss_is_near_that_of_a_uniform_guess(finished: tuple[TrainConfig, Path]) -> None:
+    assert read_metrics(finished[1])[0]["loss"] == pytest.approx(math.log(257), rel=0.25)
+
+
+def test_diagnostics_have_one_entry_a_sublayer(finished: tuple[TrainConfig, Path]) -> None:
+    measured = read(finished[1], "diagnostics.json")
+    assert measured["layer"] == [1, 1, 2, 2]
+    assert measured["sublayer"] == ["attn", "mlp", "attn", "mlp"]
+    assert all(len(values) == 4 for values in measured.values())
+    assert all(0 < angle < 180 for angle in measured["angle_deg"])
+
+
+def test_the_final_checkpoint_has_the_final_loss(finished: tuple[TrainConfig, Path], dataset: Dataset) -> None:
+    config, out = finished
+    windows = Validation.build(config, dataset)
+    result = evaluate(load_model(out), windows.x, windows.y, windows.token_bytes)
+    assert result.loss == pytest.approx(read_result(out).val_loss, rel=1e-6)
+
+
+def test_the_stored_result_is_the_returned_one(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    assert train(tiny(), tmp_path / "run", dataset=dataset) == read_result(tmp_path / "run")
+
+
+@pytest.mark.parametrize("connection", ["pre-ln", "spheret:p=learn"])
+def test_the_same_configuration_gives_the_same_run(
+    connection: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    config = tiny(connection=connection, dropout=0.1)
+    torch.manual_seed(5)
+    train(config, tmp_path / "a", dataset=dataset)
+    torch.rand(3)  # what the caller draws must not matter
+    train(replace(config, eval_interval=1), tmp_path / "b", dataset=dataset)
+    train(replace(config, seed=2), tmp_path / "c", dataset=dataset)
+    a, b, c = (final_weights(tmp_path / name) for name in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["wte.weight"], c["wte.weight"])
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name)] for name in "abc"]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_callers_random_state_is_left_alone(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    before = torch.get_rng_state()
+    train(tiny(dropout=0.1), tmp_path, dataset=dataset)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_accumulation_trains_the_same_model(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    for accum in (1, 4):
+        train(tiny(grad_accum=accum), tmp_path / str(accum), dataset=dataset)
+    one, four = (read_metrics(tmp_path / str(accum)) for accum in (1, 4))
+    assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in four], rel=1e-4)
+    assert [line["grad_norm"] for line in one] == pytest.approx([line["grad_norm"] for line in four], rel=1e-3)
+
+
+def test_on_log_gets_every_line(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    heard: list[dict[str, Any]] = []
+    on_disk: list[int] = []
+
+    def listen(record: dict[str, Any]) -> None:
+        heard.append(record)
+        on_disk.append(len(read_metrics(tmp_path)))
+
+    train(tiny(), tmp_path, dataset=dataset, on_log=listen)
+    assert [record["step"] for record in heard] == [1, 2, 3, 4, 5, 6]
+    assert on_disk == [1, 2, 3, 4, 5, 6], "each line is on disk when it is announced"
+
+
+def test_a_run_that_learns_frequencies_only_is_called_collapsed(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    result = train(tiny(lr=1e-6), tmp_path, dataset=dataset)
+    assert result.outcome == "finished"
+    assert result.collapsed
+    assert read(tmp_path, "run.json")["collapsed"] is True
+    edge = (1 - COLLAPSE_MARGIN) * result.unigram_loss
+    assert not replace(result, val_loss=edge - 1e-9).collapsed
+    assert replace(result, val_loss=edge + 1e-9).collapsed
+    assert not replace(result, val_loss=edge + 1, outcome="diverged").collapsed
+
+
+@pytest.mark.parametrize("on_divergence", ["stop", "continue"])
+def test_a_run_with_an_absurd_learning_rate_diverges(
+    on_divergence: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    config = tiny(
+        lr=1e30, warmup=0, grad_clip=0, steps=20, schedule="constant", on_divergence=on_divergence, save_final=False
+    )
+    result = train(config, tmp_path, dataset=dataset)
+    assert result.outcome == "diverged"
+    assert result.reason is not None and result.reason.startswith("step ")
+    assert not result.collapsed
+    run = read(tmp_path, "run.json")
+    assert (run["outcome"], run["reason"]) == ("diverged", result.reason)
+    assert run["final"]["val_loss"] is None or run["final"]["val_loss"] > 100
+    lines = read_metrics(tmp_path)
+    assert any("event" in line for line in lines)
+    assert (lines[-1]["step"] == 20) == (on_divergence == "continue")
+
+
+def test_max_train_tokens_ends_the_run(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    result = train(tiny(max_train_tokens=400), tmp_path, dataset=dataset)
+    assert (result.step, result.tokens) == (3, 3 * 128)
+
+
+def test_prepares_the_data_itself(tiny: Tiny, tmp_path: Path) -> None:
+    assert train(tiny(steps=2), tmp_path / "run").outcome == "finished"
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    config = tiny()
+    small = replace(config, model=replace(config.model, vocab_size=200))
+    with pytest.raises(ValueError, match=r"vocab_size=200 .* use 257 or more"):
+        train(small, tmp_path / "run", dataset=dataset)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    train(tiny(save_final=False), tmp_path, dataset=dataset)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(FileExistsError, match="resume=True"):
+        train(tiny(seed=9), tmp_path, dataset=dataset)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_works_without_a_cuda_driver(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_driver(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
+    for name in ("is_bf16_supported", "current_device", "get_device_name", "get_device_capability", "get_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, no_driver)
+    for name in ("device_count", "synchronize", "set_rng_state", "empty_cache", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, no_driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("auto", "cpu"):
+        assert train(tiny(steps=2, device=device), tmp_path / device, dataset=dataset).outcome == "finished"
+    with pytest.raises(ValueError, match="device=cpu"):
+        train(tiny(device="cuda"), tmp_path / "cuda", dataset=dataset)
+
+
+def test_bfloat16_keeps_parameters_in_float32_and_moves_the_scalars(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    config = tiny(connection="spheret:p=learn", dtype="bfloat16", steps=8, lr=1e-3)
+    result = train(config, tmp_path / "low", dataset=dataset)
+    full = train(replace(config, dtype="float32"), tmp_path / "full", dataset=dataset)
+    assert result.val_loss == pytest.approx(full.val_loss, rel=0.02)
+    assert result.val_loss != full.val_loss
+    weights = final_weights(tmp_path / "low")
+    start = train(replace(config, steps=1, lr=1e-12), tmp_path / "start", dataset=dataset).folder
+    scalars = [name for name, value in weights.items() if value.numel() == 1 and "conn" in name]
+    assert any(not torch.equal(weights[name], final_weights(start)[name]) for name in scalars)
+    assert all(value.dtype == torch.float32 for value in weights.values() if value.is_floating_point())
+
+
+def test_the_validation_windows_are_the_same_for_every_seed(tiny: Tiny, dataset: Dataset) -> None:
+    a, b = (Validation.build(tiny(seed=seed), dataset) for seed in (1, 2))
+    assert np.array_equal(a.y, b.y)
+    assert a.unigram_loss == b.unigram_loss
