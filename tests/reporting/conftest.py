@@ -57,6 +57,11 @@ def make_comparison(tmp_path: Path) -> Maker:
     return make
 
 
+@pytest.fixture
+def kind() -> type[Kind]:
+    return Kind
+
+
 def write_comparison(folder: Path, kinds: Sequence[Kind], seeds: Sequence[int], **extra: Any) -> Path:
     entries = [_entry(folder, kind, seeds, number) for number, kind in enumerate(kinds)]
     results: dict[str, Any] = {
@@ -88,6 +93,7 @@ def write_comparison(folder: Path, kinds: Sequence[Kind], seeds: Sequence[int], 
     }
     results["verdict"] = verdict(results)
     results |= extra
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, allow_nan=False), encoding="utf-8")
     return folder
 

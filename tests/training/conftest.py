@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from spheret.data import DataConfig, Dataset, prepare
 from spheret.models import GPTConfig
 from spheret.training import TrainConfig
 
-WORDS = "the norm of a sphere turns by an angle beta over p".split()
+WORDS = ["the", "norm", "of", "a", "sphere", "turns", "by", "an", "angle", "beta", "over", "p"]
 
 
 @pytest.fixture(scope="session")

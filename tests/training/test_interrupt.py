@@ -51,7 +51,7 @@ def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
 
 @pytest.fixture
 def endless(tiny: Tiny) -> TrainConfig:
-    return tiny(steps=1_000_000, warmup=0, checkpoint_interval=7, eval_interval=5)
+    return tiny(steps=1_000_000, warmup=0, checkpoint_interval=100_000, eval_interval=5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -77,7 +77,7 @@ def test_a_signal_leaves_a_whole_folder(
 
 
 def test_a_killed_run_can_be_read_and_resumed(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
-    config = tiny(steps=400, dropout=0.1, checkpoint_interval=3, eval_interval=50)
+    config = tiny(steps=200, dropout=0.1, checkpoint_interval=9, eval_interval=50)
     process = start(config, tmp_path / "killed")
     try:
         wait_for_step(process, tmp_path / "killed", 20)
@@ -85,7 +85,7 @@ def test_a_killed_run_can_be_read_and_resumed(tiny: Tiny, tmp_path: Path, datase
     finally:
         process.kill()
         process.communicate()
-    assert json.loads((tmp_path / "killed" / "config.json").read_text())["steps"] == 400
+    assert json.loads((tmp_path / "killed" / "config.json").read_text())["steps"] == 200
     assert not (tmp_path / "killed" / "run.json").exists()
     assert len(read_metrics(tmp_path / "killed")) >= 20
 
@@ -98,7 +98,7 @@ def test_a_killed_run_can_be_read_and_resumed(tiny: Tiny, tmp_path: Path, datase
         torch.set_num_threads(threads)
     killed, straight = (load_model(tmp_path / name).state_dict() for name in ("killed", "straight"))
     assert all(torch.equal(killed[name], straight[name]) for name in straight)
-    assert [line["step"] for line in read_metrics(tmp_path / "killed")] == list(range(1, 401))
+    assert [line["step"] for line in read_metrics(tmp_path / "killed")] == list(range(1, 201))
 
 
 def test_a_line_cut_short_by_a_kill_is_passed_over(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:

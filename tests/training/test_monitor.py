@@ -8,7 +8,9 @@ import pytest
 from spheret.diagnostics.monitor import DivergenceMonitor, Event
 
 
-def feed(losses: np.ndarray | list[float], monitor: DivergenceMonitor | None = None) -> tuple[DivergenceMonitor, list[Event]]:
+def feed(
+    losses: np.ndarray | list[float], monitor: DivergenceMonitor | None = None
+) -> tuple[DivergenceMonitor, list[Event]]:
     monitor = monitor or DivergenceMonitor()
     events = [monitor.update(float(loss)) for loss in losses]
     return monitor, [event for event in events if event is not None]

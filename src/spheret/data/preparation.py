@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -31,11 +32,11 @@ _REPORT_BYTES = 2**26
 def prepare(
     config: DataConfig, *, out: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> Dataset:
-    """The data set that ``config`` describes, made now or found in the cache (or in ``out``, the folder to write it to).
+    """The data set that ``config`` describes, made now or found in the cache (or in the folder ``out``).
 
     The same contents, tokenizer and split have the same fingerprint wherever the files lie. Callers at the same time
     are safe: each writes a temporary folder, the first to finish names it, the others use that one. A damaged cache
-    entry is made again. Memory is bounded by the largest document (above 64 MiB, a text file counts as several).
+    entry is made again. Memory is bounded by the largest document (above 16 MiB, a text file counts as many).
     progress: called with a line of text now and then.
     Raises FileNotFoundError for missing files, ValueError for contents that cannot be read, ImportError where pyarrow
     is needed and missing, FileExistsError if ``out`` holds something else.
@@ -84,15 +85,21 @@ def _build(config: DataConfig, sources: tuple[Source, ...], folder: Path, say: P
         for source in sources:
             yield from source.documents(config.text_column)
 
-    def train_texts() -> Iterator[str]:
-        return (text for held_out, text in split.sides(documents()) if not held_out)
+    @functools.cache
+    def split() -> Split:
+        return decide(documents(), config.val_fraction, config.split_seed)
 
-    say("reading " + ", ".join(source.name for source in sources))
-    split = decide(documents(), config.val_fraction, config.split_seed)
-    say(f"making the tokenizer {config.tokenizer}")
+    def train_texts() -> Iterator[str]:
+        return (text for held_out, text in split().sides(documents()) if not held_out)
+
+    say("reading " + ", ".join(source.name for source in sources) + f" with tokenizer {config.tokenizer}")
+    # First, so that missing tokenizer files show before the corpus is read; bpe asks for the split itself.
     tokenizer = build_tokenizer(config.tokenizer, train_texts)
-    shards = _write_shards(folder, tokenizer, split, documents(), say)
-    facts = {"split": split.describe(), "text_column": config.text_column}
+    shards = _write_shards(folder, tokenizer, split(), documents(), say)
+    share = shards["val"]["bytes"] / (shards["val"]["bytes"] + shards["train"]["bytes"])
+    if not 0.5 < share / config.val_fraction < 2:
+        say(f"validation holds {share:.1%} of the text, not {config.val_fraction:.1%}: the documents are few or uneven")
+    facts = {"split": split().describe(), "text_column": config.text_column}
     return {"tokenizer": save_tokenizer(tokenizer, folder), **facts, **shards}
 
 

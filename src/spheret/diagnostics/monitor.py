@@ -3,25 +3,27 @@
 The loss is smoothed by an exponential moving average (bias-corrected, memory of about 20 steps). Three kinds of event:
 
 `nonfinite`  the loss is NaN or infinite.
-`spike`      one loss lies far above the smoothed loss: more than `spike_sigmas` standard deviations of the recent noise, and at
-             least `margin` nats. Recorded only: most spikes recover.
-`drift`      the smoothed loss stayed `margin` nats above the best it had reached for `patience` steps in a row, whether a
-             spike or a slow rise took it there.
+`spike`      one loss lies far above the smoothed loss: more than `spike_sigmas` standard deviations of the recent
+             noise, and at least `margin` nats. Recorded only: most spikes recover.
+`drift`      the smoothed loss stayed `margin` nats above the best it had reached for `patience` steps in a row,
+             whether a spike or a slow rise took it there.
 
-`nonfinite` and `drift` mean that the run has diverged; `DivergenceMonitor.diverged` holds the event until the loss recovers.
+`nonfinite` and `drift` mean that the run has diverged: `DivergenceMonitor.diverged` holds the event until the loss
+recovers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import astuple, dataclass
+from typing import Literal
 
 Kind = Literal["spike", "drift", "nonfinite"]
 
 
-class Event(NamedTuple):
+@dataclass(frozen=True)
+class Event:
     """One thing the monitor noticed: `index` counts the losses fed to it from 0."""
 
     kind: Kind
@@ -34,8 +36,9 @@ class Event(NamedTuple):
 class DivergenceMonitor:
     """Feed it every training loss in order (nats per token).
 
-    `margin`: nats above the reference that count; `spike_sigmas`: how many standard deviations of the recent noise a spike must
-    exceed; `patience`: consecutive steps above the best smoothed loss that count as divergence; `memory`: steps the average spans.
+    `margin`: nats above the reference that count; `spike_sigmas`: how many standard deviations of the recent noise a
+    spike must exceed; `patience`: consecutive steps above the best smoothed loss that count as divergence; `memory`:
+    steps the average spans.
     """
 
     margin: float = 0.5
@@ -118,7 +121,7 @@ class DivergenceMonitor:
     def state_dict(self) -> dict[str, object]:
         """Everything `update` depends on, as plain numbers (for a checkpoint)."""
         state = {name: value for name, value in vars(self).items() if name != "diverged"}
-        return {**state, "diverged": None if self.diverged is None else tuple(self.diverged)}
+        return {**state, "diverged": None if self.diverged is None else astuple(self.diverged)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Inverse of `state_dict`. ValueError: other keys than this version's."""

@@ -16,7 +16,7 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` nats per token; `standard_error` of it over windows (NaN for one window); `bits_per_byte` None without byte counts."""
+    """`loss` in nats per token, its `standard_error` over windows (NaN for one); `bits_per_byte` needs byte counts."""
 
     loss: float
     standard_error: float
@@ -39,14 +39,17 @@ def evaluate(
 ) -> Evaluation:
     """Mean cross-entropy of `model` over windows x -> y, both (N, T) int64, targets of -1 left out.
 
-    `token_bytes` (V,) is the number of bytes of text each token stands for, 0 for specials: bits per byte is the loss summed over
-    all targets over their bytes of text, so that every tokenizer pays for its document separators. The logits may be bfloat16, the loss is computed in float32. The model's mode is restored. For autocast, call it
+    `token_bytes` (V,) is the number of bytes of text each token stands for, 0 for specials: bits per byte is the loss
+    summed over all targets over their bytes of text, so that every tokenizer pays for its document separators. The
+    logits may be bfloat16, the loss is computed in float32. The model's mode is restored. For autocast, call it
     inside the context. ValueError: no windows, or no target that counts.
     """
     device = next(model.parameters()).device
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     if x.shape != y.shape or x.ndim != 2 or not bool((y != IGNORED).any()):
-        raise ValueError(f"windows x {tuple(x.shape)}, y {tuple(y.shape)} need one (N, T) shape and a target other than -1")
+        raise ValueError(
+            f"windows x {tuple(x.shape)}, y {tuple(y.shape)} need one (N, T) shape and a target other than -1"
+        )
     losses = _token_losses(model, x, y, batch_size, device)
     counts = (y != IGNORED).sum(1).double()
     tokens = counts.sum()
@@ -70,7 +73,7 @@ def _token_losses(model: Any, x: torch.Tensor, y: torch.Tensor, batch_size: int,
             flat = F.cross_entropy(
                 logits.flatten(0, 1).float(), targets.flatten().to(device), ignore_index=IGNORED, reduction="none"
             )
-            losses.append(flat.view(targets.shape).double().cpu())
+            losses.append(flat.view(targets.shape).cpu().double())
         return torch.cat(losses)
     finally:
         model.train(training)

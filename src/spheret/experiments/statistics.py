@@ -1,8 +1,8 @@
 """What a comparison may claim: means, paired differences and a verdict in plain language.
 
-Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs that share a seed (same data
-order), so the variation that both share cancels. Runs that diverged are counted and named and never averaged; runs that
-collapsed to the unigram plateau did finish, so they count in the mean and are named.
+Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs that share a seed (the
+same order of data), so the variation that both share cancels. Runs that diverged are counted and named and never
+averaged; runs that collapsed to the unigram plateau did finish, so they count in the mean and are named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MeanEstimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean of (scheme - baseline) over common seeds, negative is better; interval and p value are None below two pairs."""
+    """Mean of (scheme - baseline) over common seeds, negative is better; no interval and p value below two pairs."""
 
     mean: float | None
     ci_low: float | None
@@ -77,7 +77,7 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979), in the order given; None stays None and is not counted."""
+    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979), in the order given; None stays and is not counted."""
     known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     running = 0.0
@@ -97,7 +97,9 @@ def losses_by_seed(runs: Iterable[Mapping[str, Any]]) -> dict[int, float]:
         if not has_finished(run):
             continue
         if run["seed"] in losses:
-            raise ValueError(f"seed {run['seed']} occurs twice among the runs of one scheme; give every run its own seed")
+            raise ValueError(
+                f"seed {run['seed']} occurs twice among the runs of one scheme; give every run its own seed"
+            )
         losses[run["seed"]] = float(run["val_loss"])
     return losses
 
@@ -113,7 +115,7 @@ def has_diverged(run: Mapping[str, Any]) -> bool:
 
 
 def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Fills in the summary of every scheme entry of results.json, from its run records; the first entry is the baseline.
+    """Fills in the summary of every scheme entry of results.json from its run records; the first is the baseline.
 
     Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb,
     tokens_per_s). Returns copies that also hold val_loss, perplexity, bits_per_byte, tokens_per_s, the counts finished,
@@ -141,7 +143,7 @@ def call(difference: Mapping[str, Any] | None) -> Call:
 
 
 def verdict(results: Mapping[str, Any]) -> str:
-    """The answer in plain language: a headline, then '- ' lines (one a scheme), then 'Note: ' lines; from results.json."""
+    """The answer in plain language, from results.json: a headline, a '- ' line for each scheme, then 'Note: ' lines."""
     schemes = results["schemes"]
     if not schemes:
         return "Nothing was compared: name at least two schemes, for instance `--schemes pre-ln spheret:p=1`."
@@ -271,8 +273,8 @@ def _outcome_notes(schemes: Sequence[Mapping[str, Any]]) -> list[str]:
         if entry["collapsed"]:
             which = _seeds(r for r in entry["runs"] if has_finished(r) and r.get("collapsed"))
             notes.append(
-                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): it learned no more than how often "
-                "each token occurs. Collapsed runs count in the mean and widen its interval."
+                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): it learned no more than how "
+                "often each token occurs. Collapsed runs count in the mean and widen its interval."
             )
     return notes
 
@@ -294,8 +296,8 @@ def _precision_notes(others: Sequence[Mapping[str, Any]]) -> list[str]:
     if all(call(entry["difference"]) != "unclear" for entry in others):
         return []
     return [
-        "Not distinguishable does not mean equal: any difference inside the interval remains possible, and more `--seeds` "
-        "make it narrower."
+        "Not distinguishable does not mean equal: any difference inside the interval remains possible, and more "
+        "`--seeds` make it narrower."
     ]
 
 

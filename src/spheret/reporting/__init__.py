@@ -1,4 +1,7 @@
-"""Tables, figures and the HTML report of a comparison. Nothing here imports matplotlib, jinja2 or scipy before it is used."""
+"""Tables, figures and the HTML report of a comparison.
+
+Nothing here imports matplotlib, jinja2 or scipy before it is used.
+"""
 
 from __future__ import annotations
 

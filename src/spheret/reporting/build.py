@@ -24,8 +24,8 @@ def write_report(folder: Path, *, partial: bool = False, figures: Path | None = 
     partial: build it although run folders are missing (they are named in the report).
     figures: also save every figure there, as .svg and .png.
 
-    Raises FileNotFoundError without results.json or with a run folder missing, ValueError for results of another format,
-    ImportError naming the extra where matplotlib or jinja2 is absent.
+    Raises FileNotFoundError without results.json or with a run folder missing, ValueError for results of another
+    format, ImportError naming the extra where matplotlib or jinja2 is absent.
     """
     comparison = load_comparison(Path(folder), partial=partial)
     plots = all_plots(comparison)
@@ -47,7 +47,7 @@ def save_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for plot in plots:
-        for suffix, payload in ((".svg", plot.svg), (".png", plot.png)):
+        for suffix, payload in ((".svg", plot.svg), (".png", plot.png())):
             path = folder / f"{plot.key}{suffix}"
             _write_atomically(path, payload)
             paths.append(path)

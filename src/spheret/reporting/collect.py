@@ -47,7 +47,7 @@ def load_results(folder: Path) -> dict[str, Any]:
     results = _read_json(path)
     if results.get("format") != 1 or not isinstance(results.get("schemes"), list):
         raise ValueError(
-            f"{path} has format {results.get('format')!r}; this version of spheret reads format 1 with a list of schemes"
+            f"{path} has format {results.get('format')!r}; this spheret reads format 1 with a list of schemes"
         )
     return results
 
@@ -76,8 +76,8 @@ def load_comparison(folder: Path, *, partial: bool = False) -> Comparison:
     missing = tuple(name for name in names if not (folder / name).is_dir())
     if missing and not partial:
         raise FileNotFoundError(
-            f"{folder / RESULTS_NAME} names run folders that are missing: {', '.join(missing)}; restore them, or build the "
-            "report without them (partial=True)"
+            f"{folder / RESULTS_NAME} names run folders that are missing: {', '.join(missing)}; restore them, or "
+            "build the report without them (partial=True)"
         )
     runs = {name: load_run(folder / name) for name in names if name not in missing}
     return Comparison(folder=folder, results=results, runs=runs, missing=missing)
@@ -113,7 +113,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = _finite(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); was it cut short? write it again or remove it") from error
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); was it cut short? write it again or remove it"
+        ) from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; was it overwritten?")
     return value

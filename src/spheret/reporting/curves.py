@@ -94,15 +94,17 @@ def _loss_curves(comparison: Comparison, styles: Mapping[str, Look]) -> Plot | N
     caption = "Line: mean over seeds; band: lowest to highest seed. The start of training is cut off."
     if bad:
         caption += (
-            " Thin, ending in a cross: single runs that diverged, collapsed or were interrupted; they are left out of the "
-            "mean, and a cross on the upper edge lies above it."
+            " Thin, ending in a cross: single runs that diverged, collapsed or were interrupted; they are left out of "
+            "the mean, and a cross on the upper edge lies above it."
         )
     return render(
         figure,
         key="loss_curves",
         title="Validation loss during training",
         caption=caption,
-        alt="Validation loss against training tokens, one line a scheme: " + ", ".join(name for _, name in handles) + ".",
+        alt="Validation loss against training tokens, one line a scheme: "
+        + ", ".join(name for _, name in handles)
+        + ".",
     )
 
 
@@ -110,18 +112,20 @@ def _has_learned(run: Mapping[str, Any]) -> bool:
     return has_finished(run) and not run.get("collapsed")
 
 
-def _curves(comparison: Comparison, entry: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool]) -> list[Points]:
-    """(tokens, validation loss) of the entry's wanted runs, where evaluated; runs without an evaluation are left out."""
+def _curves(
+    comparison: Comparison, entry: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool]
+) -> list[Points]:
+    """(tokens, validation loss) of the entry's wanted runs, where evaluated; runs never evaluated are left out."""
     folders = [comparison.runs[r["run"]] for r in entry["runs"] if r.get("run") in comparison.runs and wanted(r)]
     curves = [
-        [(float(m["tokens"]), float(m["val_loss"])) for m in f.metrics if m.get("val_loss") is not None and "tokens" in m]
+        [(float(m["tokens"]), float(m["val_loss"])) for m in f.metrics if m.get("val_loss") is not None]
         for f in folders
     ]
     return [curve for curve in curves if curve]
 
 
 def _loss_limits(curves: Sequence[Points]) -> tuple[float, float]:
-    """From below the best final loss to where the curves were after a fifth of training, never above where they began."""
+    """From below the best final loss to where the curves were after a fifth of training, at most where they began."""
     late = [y for curve in curves for x, y in curve if x >= curve[-1][0] / 5]
     ends = [curve[-1][1] for curve in curves]
     low = min(ends)
@@ -173,7 +177,9 @@ def _layers(comparison: Comparison, metric: LayerMetric, styles: Mapping[str, Lo
     handles = []
     for scheme, profile in profiles.items():
         look = styles[scheme]
-        (line,) = axes.plot(*zip(*profile, strict=True), color=look.color, linestyle=look.dash, marker=look.marker, ms=3.2)
+        (line,) = axes.plot(
+            *zip(*profile, strict=True), color=look.color, linestyle=look.dash, marker=look.marker, ms=3.2
+        )
         handles.append((line, scheme))
     values = [y for profile in profiles.values() for _, y in profile]
     if min(values) > 0 and max(values) > 20 * min(values):
@@ -185,7 +191,9 @@ def _layers(comparison: Comparison, metric: LayerMetric, styles: Mapping[str, Lo
     axes.set_xlabel("layer (attention, then MLP)")
     axes.set_ylabel(metric.axis)
     legend_below(figure, handles)
-    ends = "; ".join(f"{scheme} from {profile[0][1]:.3g} to {profile[-1][1]:.3g}" for scheme, profile in profiles.items())
+    ends = "; ".join(
+        f"{scheme} from {profile[0][1]:.3g} to {profile[-1][1]:.3g}" for scheme, profile in profiles.items()
+    )
     return render(
         figure,
         key=metric.key,

@@ -24,7 +24,9 @@ def render_html(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequ
     """
     jinja2 = _jinja2()
     source = resources.files("spheret.reporting").joinpath("templates", TEMPLATE_NAME).read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"code": _with_code, "breakable": _breakable}
     return str(environment.from_string(source).render(**_context(results, plots, missing)))
 
@@ -43,8 +45,8 @@ def _context(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequenc
         "rows": [_cells(row) for row in table.rows(results)],
         "footnote": table.footnote(results),
         "plots": plots,
-        "runs": [_run_cells(entry, run, "seed") for entry in results["schemes"] for run in entry["runs"]],
-        "tuning": [_run_cells(entry, run, "tuning") for entry in results["schemes"] for run in entry.get("tuning") or []],
+        "runs": _run_rows(results, "runs"),
+        "tuning": _run_rows(results, "tuning"),
         "missing": missing,
         "facts": [(name, _facts(results, name.lower())) for name in ("Settings", "Data", "Environment")],
         "n_seeds": len(seeds),
@@ -65,8 +67,8 @@ def _title(results: Mapping[str, Any], n_seeds: int) -> str:
 def _cells(row: table.Row) -> dict[str, Any]:
     interval = None
     if row.difference_low is not None and row.difference_high is not None:
-        interval = _minus(f"[{row.difference_low:+.4f}, {row.difference_high:+.4f}]")
-    change = None if row.difference is None else _minus(f"{perplexity_change(row.difference):+.1f}%")
+        interval = _typeset(f"[{row.difference_low:+.4f}, {row.difference_high:+.4f}]")
+    change = None if row.difference is None else _typeset(f"{perplexity_change(row.difference):+.1f}%")
     return {
         "scheme": row.scheme,
         "parameters": table.number(row.parameters, ",d"),
@@ -75,7 +77,7 @@ def _cells(row: table.Row) -> dict[str, Any]:
         "half_width": table.number(row.half_width, ".4f") if row.half_width is not None else None,
         "perplexity": table.perplexity(row.perplexity),
         "bits_per_byte": table.number(row.bits_per_byte, ".4f"),
-        "difference": "" if row.call == "baseline" else _minus(table.number(row.difference, "+.4f")),
+        "difference": "" if row.call == "baseline" else _typeset(table.number(row.difference, "+.4f")),
         "interval": interval,
         "change": change,
         "call": row.call,
@@ -84,6 +86,10 @@ def _cells(row: table.Row) -> dict[str, Any]:
         "failed": bool(row.diverged or row.collapsed or row.interrupted),
         "rate": table.rate(row.tokens_per_s),
     }
+
+
+def _run_rows(results: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [_run_cells(entry, run, kind) for entry in results["schemes"] for run in entry.get(kind) or []]
 
 
 def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -108,7 +114,7 @@ def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> d
 
 
 def _relative_link(name: Any) -> str | None:
-    """A link that stays below the report's own folder: a colon or a leading slash in a name cannot make it another place."""
+    """A link below the report's own folder: a colon or a leading slash in a name cannot make it another place."""
     return "./" + quote(str(name).lstrip("/"), safe="/") + "/" if name else None
 
 
@@ -136,9 +142,10 @@ def _words(value: Any) -> str:
     return str(value)
 
 
-def _minus(text: str) -> str:
-    """`text` with the hyphen before a number set as a minus sign, which is as wide as the plus sign."""
-    return re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
+def _typeset(text: str) -> str:
+    """`text` with minus signs as wide as the plus sign before numbers, and without line breaks in 'p = 0.01'."""
+    signed = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
+    return signed.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 
 def _breakable(name: str) -> Any:
@@ -162,8 +169,9 @@ def _with_code(text: str) -> Any:
 
     parts = text.split("`")
     if len(parts) % 2 == 0:
-        return escape(_minus(text))
-    return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(_minus(p)) for i, p in enumerate(parts))
+        return escape(_typeset(text))
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(part) if i % 2 else escape(_typeset(part)) for i, part in enumerate(parts))
 
 
 def _jinja2() -> Any:

@@ -43,8 +43,8 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
         figure,
         key="differences",
         title=f"Difference to {baseline}",
-        caption="Left of the line is better. Paired by seed, with the 95% interval. Filled: better or worse at 95% after Holm's correction; hollow: "
-        "not distinguishable, or too few seeds.",
+        caption="Left of the line is better. Paired by seed, with the 95% interval. Filled: better or worse at 95% "
+        "after Holm's correction; hollow: not distinguishable, or too few seeds.",
         alt=f"Difference in validation loss to {baseline}, nats per token: {shown}.",
     )
 
@@ -70,8 +70,8 @@ def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plo
         figure,
         key="final_loss",
         title="Final validation loss",
-        caption="Faint points: one seed each. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the edge: "
-        "a bar that goes on, or the value of a mean beyond it.",
+        caption="Faint points: one seed each. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the "
+        "edge: a bar that goes on, or the value of a mean beyond it.",
         alt=f"Mean final validation loss, nats per token: {shown}.",
     )
 
@@ -117,7 +117,12 @@ def _sweep(axes: Any, entry: Mapping[str, Any], look: Look, high: float) -> Any:
     tuning = sorted(entry.get("tuning") or [], key=lambda t: float(t["lr"]))
     finished = [(t["lr"], t["val_loss"]) for t in tuning if has_finished(t)]
     (line,) = axes.plot(
-        [lr for lr, _ in finished], [y for _, y in finished], color=look.color, linestyle=look.dash, marker=look.marker, ms=4.5
+        [lr for lr, _ in finished],
+        [y for _, y in finished],
+        color=look.color,
+        linestyle=look.dash,
+        marker=look.marker,
+        ms=4.5,
     )
     edge = {"color": look.color, "linestyle": "", "clip_on": False, "zorder": 5}
     for lr, y in finished:
@@ -142,7 +147,9 @@ def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, 
             axes.plot([edge], [y], marker=sign, color=look.color, markersize=6, clip_on=False, zorder=4)
 
 
-def _point(axes: Any, x: float, y: float, limits: Limits, look: Look, *, marker: str | None = None, **style: Any) -> None:
+def _point(
+    axes: Any, x: float, y: float, limits: Limits, look: Look, *, marker: str | None = None, **style: Any
+) -> None:
     """A point, or where it lies off the scale a triangle at that edge with its value beside it."""
     low, high = limits
     if low <= x <= high:

@@ -8,12 +8,14 @@ from statistics import median
 Limits = tuple[float, float]
 
 
-def robust_limits(core: Sequence[float], others: Sequence[float] = (), *, reach: float = 4.0, pad: float = 0.06) -> Limits:
+def robust_limits(
+    core: Sequence[float], others: Sequence[float] = (), *, reach: float = 4.0, pad: float = 0.06
+) -> Limits:
     """Limits that show all of `core` and as much of `others` as does not squeeze it.
 
-    Losses have a floor and no ceiling: a value is off the scale when it lies further above the best one than `reach` times
-    the median excess of `core`, and than 2% of the best. `others` (interval ends, say) widen the limits up to half the
-    span of `core` each way.
+    Losses have a floor and no ceiling: a value is off the scale when it lies further above the best one than `reach`
+    times the median excess of `core`, and than 2% of the best. `others` (interval ends, say) widen the limits by up to
+    half the span of `core` each way.
     """
     if not core:
         return robust_limits(others, reach=reach, pad=pad) if others else (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""How every figure looks: one colour and marker a scheme, legend below the axes, SVG that needs nothing from outside."""
+"""How every figure looks: one colour and marker a scheme, legend below the axes, SVG that stands alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Okabe and Ito's palette for all kinds of colour vision, without its yellow (too faint on white); grey is the baseline.
@@ -56,16 +56,20 @@ class Plot:
     caption: str
     alt: str
     svg: bytes
-    png: bytes
+    figure: Any = field(repr=False, compare=False)
 
     @property
     def data_uri(self) -> str:
         """The SVG for the src of an <img>."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
+    def png(self, dpi: int = 200) -> bytes:
+        """The figure as PNG; drawn only when asked for, because a report does without."""
+        return _written(self.figure, format="png", dpi=dpi)
+
 
 def looks(schemes: Sequence[str]) -> dict[str, Look]:
-    """One look a scheme: grey circles for the first (the baseline), then the palette; dashes once the colours are used."""
+    """One look a scheme: grey circles for the first (the baseline), then the palette; then the palette in dashes."""
     styles = {}
     for i, scheme in enumerate(dict.fromkeys(schemes)):
         if i == 0:
@@ -111,11 +115,14 @@ def plain(text: str) -> str:
 
 
 def render(figure: Any, *, key: str, title: str, caption: str, alt: str) -> Plot:
-    """Writes a figure out as SVG and PNG; the same figure always gives the same bytes."""
-    svg, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
-    figure.savefig(png, format="png", dpi=200, facecolor="white")
-    return Plot(key, title, caption, alt, svg.getvalue(), png.getvalue())
+    """Writes a figure out as SVG; the same figure always gives the same bytes."""
+    return Plot(key, title, caption, alt, _written(figure, format="svg", metadata={"Date": None}), figure)
+
+
+def _written(figure: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, facecolor="white", **options)
+    return buffer.getvalue()
 
 
 def _matplotlib() -> Any:

@@ -26,9 +26,9 @@ def accumulate_gradients(
 ) -> torch.Tensor:
     """Add to every parameter's .grad that of the mean loss over the unmasked targets of x -> y, both (B, T) int64.
 
-    Each micro-batch weighs by the number of its targets that count: the mean of the micro-batches' means would be another loss
-    wherever they differ, and gradient clipping would act on another norm. Returns that mean loss, a scalar in float32.
-    ValueError: no target counts.
+    Each micro-batch weighs by the number of its targets that count: the mean of the micro-batches' means would be
+    another loss wherever they differ, and gradient clipping would act on another norm. Returns that mean loss, a
+    scalar in float32. ValueError: no target counts.
     """
     total = int((y != IGNORED).sum())
     if total == 0:
@@ -47,6 +47,6 @@ def accumulate_gradients(
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to a global norm of at most `max_norm` (0: leave them); the norm before that, maybe not finite."""
+    """Scale the gradients to a global norm of at most `max_norm` (0: leave them); returns the norm before that."""
     limit = max_norm if max_norm > 0 else float("inf")
     return nn.utils.clip_grad_norm_(parameters, limit).item()

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -34,7 +33,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerprint: str) -> Path:
-    """Save `state` under its step and remove all but the newest `config.keep_checkpoints`. An existing one is left as it is."""
+    """Save `state` under its step, unless it is there already; keep the newest `config.keep_checkpoints` (0: all)."""
     folder = run / "checkpoints"
     target = folder / f"step_{state.step:07d}"
     if target.exists():
@@ -57,7 +56,9 @@ def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
     """Bring `state` to where the checkpoint was saved. ValueError: another format, other data, or other parameters."""
     saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     if saved["format"] != FORMAT:
-        raise ValueError(f"{folder / STATE} has format {saved['format']}, expected {FORMAT}; use the version that wrote it")
+        raise ValueError(
+            f"{folder / STATE} has format {saved['format']}, expected {FORMAT}; use the version that wrote it"
+        )
     if saved["fingerprint"] != fingerprint:
         raise ValueError(
             f"{folder} was trained on data with fingerprint {saved['fingerprint']}, not {fingerprint}; "
@@ -114,15 +115,3 @@ def _flush(folder: Path) -> None:
     for path in folder.iterdir():
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-
-
-def differing_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the entries in which two nested configuration dicts differ."""
-    names: list[str] = []
-    for key in sorted(set(old) | set(new)):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            names += differing_fields(a, b, f"{prefix}{key}.")
-        elif a != b:
-            names.append(prefix + key)
-    return names

@@ -18,8 +18,9 @@ def wants_compile(mode: str, device: torch.device) -> bool:
 def compile_or_eager(model: nn.Module, trial: Callable[[Callable[..., Any]], object]) -> Callable[..., Any]:
     """The compiled model, or `model` itself after one warning with the reason when compiling fails.
 
-    `trial` runs one forward and backward pass through what it is given, as training will: the compiler starts only then. Gradients
-    and random state are as before afterwards. Running out of device memory is no failure of the compiler and is raised.
+    `trial` runs one forward and backward pass through what it is given, as training will: the compiler starts only
+    then. Gradients and random state are as before afterwards. Running out of device memory is no failure of the
+    compiler and is raised.
     """
     forward: Callable[..., Any] = torch.compile(model)
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""The configuration of one training run: frozen, checked when built, and the same in Python, JSON and on the command line."""
+"""The configuration of one training run: frozen, checked when built, the same in Python, in JSON and as flags."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TrainConfig:
         _check_choices(self)
         _require(
             self.grad_accum <= self.batch_size,
-            f"grad_accum={self.grad_accum} micro-batches cannot be cut from batch_size={self.batch_size}; lower grad_accum",
+            f"grad_accum={self.grad_accum} exceeds batch_size={self.batch_size}; lower grad_accum",
         )
         _require(
             self.max_train_tokens == 0 or self.max_train_tokens >= self.tokens_per_step,

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 CONFIG, METRICS, RUN, DIAGNOSTICS = "config.json", "metrics.jsonl", "run.json", "diagnostics.json"
@@ -43,7 +42,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines of a run's metrics.jsonl, [] without the file; what a killed process left half-written is passed over."""
+    """The lines of a run's metrics.jsonl, [] without the file; a last line that a kill cut short is passed over."""
     path = Path(folder) / METRICS
     if not path.exists():
         return []
@@ -72,7 +71,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
 

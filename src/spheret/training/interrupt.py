@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A signal ended the run; its folder is complete and says `interrupted`. `exit_code` is the shell's 128 + signal."""
+    """A signal ended the run; its folder is whole and says `interrupted`. `exit_code` is the shell's 128 + signal."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
@@ -42,6 +42,6 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

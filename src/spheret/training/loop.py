@@ -38,13 +38,14 @@ def train(
 ) -> RunResult:
     """Train one model into the folder `out` (config.json, metrics.jsonl, checkpoints/, diagnostics.json, run.json).
 
-    On a CPU the result depends on `config` and the data alone; the caller's random state is left as it was. `dataset` spares
-    preparing `config.data` again. `resume` goes on from the newest checkpoint in `out`, and returns the stored result of a run that
-    has finished. `on_log` gets every line of metrics.jsonl.
+    On a CPU the result depends on `config` and the data alone; the caller's random state is left as it was. `dataset`
+    spares preparing `config.data` again. `resume` goes on from the newest checkpoint in `out`, and returns the stored
+    result of a run that has finished. `on_log` gets every line of metrics.jsonl.
 
-    FileExistsError: `out` holds a run and `resume` is not set. FileNotFoundError: `resume`, and no run there. ValueError: model
-    and tokenizer do not fit, or the run to be resumed had another configuration. TrainingInterrupted (a KeyboardInterrupt): SIGINT
-    or SIGTERM came; run.json says so, and there is a checkpoint if the run makes any while training.
+    FileExistsError: `out` holds a run and `resume` is not set. FileNotFoundError: `resume`, and no run there.
+    ValueError: model and tokenizer do not fit, or the run to be resumed had another configuration.
+    TrainingInterrupted (a KeyboardInterrupt): SIGINT or SIGTERM came; run.json says so, and there is a checkpoint if
+    the run makes any while training.
     """
     out = Path(out)
     if resume and (done := finished_result(out)) is not None and done.outcome == "finished":
@@ -70,7 +71,7 @@ def train(
 def train_steps(
     run: Run, state: TrainState, log: MetricsLog, stop: StopSignals, on_log: OnLog | None = None
 ) -> Evaluation | None:
-    """Train from `state.step` to the last step, until the run diverges or is told to stop; the evaluation of the last step."""
+    """Train from `state.step` until the last step, divergence or a signal; returns the evaluation of the last step."""
     config, model = run.config, state.model.train()
     forward: Callable[..., Any] = model
     if wants_compile(config.compile, run.device):

@@ -38,7 +38,7 @@ def parameter_groups(
 def build_adamw(
     model: nn.Module, *, lr: float, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)
 ) -> torch.optim.AdamW:
-    """Decoupled AdamW (Loshchilov and Hutter, arXiv 1711.05101), fused where PyTorch has a fused step for the device."""
+    """Decoupled AdamW (Loshchilov and Hutter, arXiv 1711.05101), fused where PyTorch has that for the device."""
     groups = parameter_groups(model, weight_decay)
     parameters = [parameter for group in groups for parameter in group["params"]]
     try:

@@ -20,7 +20,13 @@ def log_record(
 ) -> dict[str, Any]:
     """One line of metrics.jsonl: the counters, what was measured, and an evaluation and an event where there is one."""
     tokens = state.step * run.config.tokens_per_step
-    record = {"step": state.step, "tokens": tokens, **measured, "elapsed_s": state.seconds, "skipped": state.skipped}
+    record: dict[str, Any] = {
+        "step": state.step,
+        "tokens": tokens,
+        **measured,
+        "elapsed_s": state.seconds,
+        "skipped": state.skipped,
+    }
     if event is not None:
         record |= {"event": event.kind, "event_message": event.message}
     return record | _evaluation_record(evaluation)

@@ -12,15 +12,16 @@ from spheret.training.files import RUN, read_json
 Outcome = Literal["finished", "diverged", "interrupted"]
 
 COLLAPSE_MARGIN = 0.03
-"""A finished model whose validation loss is not this share below the unigram loss has learnt no more than token frequencies."""
+"""A finished model whose validation loss is not this share below the unigram loss learnt token frequencies only."""
 
 
 @dataclass(frozen=True)
 class RunResult:
     """Losses in nats per token, None where there is no finite value; `train_loss` is smoothed over about 20 steps.
 
-    `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the median
-    over the log lines, evaluations and checkpoints left out. `seconds` counts training time, that before a resume included.
+    `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is
+    the median over the log lines, evaluations and checkpoints left out. `seconds` counts training time, that before a
+    resume included.
     """
 
     folder: Path

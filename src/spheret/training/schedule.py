@@ -25,7 +25,7 @@ def learning_rate(
     min_lr_ratio: float = 0.1,
     decay_fraction: float = 0.2,
 ) -> float:
-    """Learning rate of optimizer step number `step`, 0 <= step < steps. ValueError: step outside, or an unknown kind."""
+    """Learning rate of optimizer step number `step`, 0 <= step < steps. ValueError: step outside, or unknown kind."""
     if not 0 <= step < steps:
         raise ValueError(f"step {step} is outside the schedule of {steps} steps; use 0 to {steps - 1}")
     if step < warmup_steps:

@@ -49,12 +49,10 @@ class TrainState:
 
 
 def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
-    """Model and optimizer at step 0. Seeds the global random state; the weights are drawn on the CPU, the same for every device."""
+    """Model and optimizer at step 0. Seeds the global random state; weights are drawn on the CPU for every device."""
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
-    optimizer = build_adamw(
-        model, lr=config.lr, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2)
-    )
+    optimizer = build_adamw(model, lr=config.lr, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2))
     return TrainState(model, optimizer)
 
 

@@ -12,7 +12,7 @@ MAX_SKIPPED_IN_A_ROW = 5
 
 
 def update_parameters(state: TrainState, lr: float, grad_norm: float) -> None:
-    """Apply the gradients in `state` and clear them; where their norm is not finite, count the step and change no parameter."""
+    """Apply and clear the gradients in `state`; if their norm is not finite, count the step and change no parameter."""
     if math.isfinite(grad_norm):
         set_learning_rate(state.optimizer, lr)
         state.optimizer.step()

@@ -39,5 +39,6 @@ def check_vocabulary(config: TrainConfig, dataset: Dataset) -> None:
     needed = dataset.tokenizer.vocab_size
     if config.model.vocab_size < needed:
         raise ValueError(
-            f"model.vocab_size={config.model.vocab_size} is too small for tokenizer {dataset.tokenizer.name!r}; use {needed} or more"
+            f"model.vocab_size={config.model.vocab_size} is too small for tokenizer {dataset.tokenizer.name!r}; "
+            f"use {needed} or more"
         )

@@ -1,4 +1,4 @@
-"""Plain text (.txt, .md, .py): one file is one document."""
+"""Plain text (.txt, .md, .py): one file is one document, and a large file is many."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
-# A larger file is cut at line ends into several documents, so that memory stays bounded.
-DOCUMENT_BYTES = 64 * 2**20
+# Files above the first size become documents of the second, so that memory stays bounded and a fraction of them can be
+# held out.
+WHOLE_BYTES, PART_BYTES = 2**24, 2**20
 
 
-def read_text(path: Path, document_bytes: int = DOCUMENT_BYTES) -> Iterator[str]:
+def read_text(path: Path, whole_bytes: int = WHOLE_BYTES, part_bytes: int = PART_BYTES) -> Iterator[str]:
     """The documents of one UTF-8 file, line endings as they stand and without a byte-order mark.
 
+    A file of more than ``whole_bytes`` is cut at line ends into documents of at most ``part_bytes`` (at least 8).
     Raises ValueError for a file without text and for bytes that are not UTF-8 (with the position of the first).
     """
+    limit = whole_bytes + 1 if path.stat().st_size <= whole_bytes else part_bytes
     empty, rest, offset = True, b"", 0
     with path.open("rb") as file:
-        while block := rest + file.read(document_bytes - len(rest)):
-            cut = len(block) if len(block) < document_bytes else _last_line_end(block)
+        while block := rest + file.read(limit - len(rest)):
+            cut = len(block) if len(block) < limit else _last_line_end(block)
             if text := decode_utf8(block[:cut], path, offset):
                 empty = False
                 yield text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 from spheret.data.tokenization.bpe import ByteLevelBPE, byte_level_engine
@@ -51,7 +52,8 @@ def _from_folder(folder: Path) -> tuple[bytes, bytes, str]:
 
 
 def _from_tiktoken() -> tuple[bytes, bytes, str]:
-    cache = os.environ.get("TIKTOKEN_CACHE_DIR") or "tiktoken's default cache"
+    # The second is where tiktoken keeps files by default.
+    cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "data-gym-cache")
     advice = f"put {_names()} into a folder and name it as tokenizer 'gpt2:<folder>' or in ${FOLDER_VARIABLE}"
     try:
         from tiktoken.load import read_file_cached
