@@ -171,7 +171,7 @@ def test_canonical_name_round_trips(scheme: str) -> None:
 @pytest.mark.slow
 def test_compiled_equals_eager(scheme: str) -> None:
     torch._dynamo.reset()
-    model = build(scheme, n_layer=2)
+    model = build(scheme, n_layer=1)
     x, y = batch()
     loss = model(x, y)[1]
     loss.backward()
