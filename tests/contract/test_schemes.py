@@ -11,7 +11,13 @@ import torch
 import spheret
 from spheret.connections import canonical_name, parameter_roles, parse_scheme
 
-SCHEMES = [*spheret.available(), "spheret:p=0.25,preset=paper", "geonorm:reproject=true", "proj:update-norm=rms", "proj:project=false"]
+SCHEMES = [
+    *spheret.available(),
+    "spheret:p=0.25,preset=paper",
+    "geonorm:reproject=true",
+    "proj:update-norm=rms",
+    "proj:project=false",
+]
 NORM_KEEPING = [s for s in SCHEMES if parse_scheme(s).keeps_norm]
 
 pytestmark = pytest.mark.parametrize("scheme", SCHEMES)
@@ -75,7 +81,10 @@ def test_meta_device_initialisation(scheme: str) -> None:
     expected.reset_parameters()
     torch.manual_seed(0)
     model.reset_parameters()
-    state, wanted = dict(model.named_parameters()) | dict(model.named_buffers()), dict(expected.named_parameters()) | dict(expected.named_buffers())
+    state, wanted = (
+        dict(model.named_parameters()) | dict(model.named_buffers()),
+        dict(expected.named_parameters()) | dict(expected.named_buffers()),
+    )
     assert state.keys() == wanted.keys()
     for name in wanted:
         assert torch.equal(state[name], wanted[name]), name
@@ -182,4 +191,6 @@ def test_compiled_equals_eager(scheme: str) -> None:
     torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
     for name, parameter in model.named_parameters():
         scale = eager[name].abs().max().item()
-        torch.testing.assert_close(parameter.grad, eager[name], rtol=1e-3, atol=2e-5 * max(scale, 1e-3), msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            parameter.grad, eager[name], rtol=1e-3, atol=2e-5 * max(scale, 1e-3), msg=lambda m, n=name: f"{n}: {m}"
+        )

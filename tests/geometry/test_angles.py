@@ -72,7 +72,9 @@ def test_closed_forms_equal_trigonometry(p: float) -> None:
     torch.testing.assert_close(closed, trigonometric, rtol=0, atol=5e-15)
 
 
-@pytest.mark.parametrize(("p", "beta"), [(2.0, 2.0), (3.0, 3 * math.tan(math.pi / 6)), (4.0, 4 * math.tan(math.pi / 8))])
+@pytest.mark.parametrize(
+    ("p", "beta"), [(2.0, 2.0), (3.0, 3 * math.tan(math.pi / 6)), (4.0, 4 * math.tan(math.pi / 8))]
+)
 def test_right_angle_is_reached_where_theory_says(p: float, beta: float) -> None:
     torch.testing.assert_close(angle(as_tensor(beta), p), as_tensor(math.pi / 2))
 

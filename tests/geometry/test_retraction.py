@@ -203,7 +203,10 @@ def test_zero_step_is_the_identity_and_still_learns() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8,), (5, 8), (2, 3, 8), (2, 3, 4, 8), (0, 8), (4, 1)])
-@pytest.mark.parametrize(("dtype_h", "dtype_f"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16, torch.float16)])
+@pytest.mark.parametrize(
+    ("dtype_h", "dtype_f"),
+    [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16, torch.float16)],
+)
 def test_shapes_and_dtypes(shape: tuple[int, ...], dtype_h: torch.dtype, dtype_f: torch.dtype) -> None:
     torch.manual_seed(0)
     h, f = torch.randn(shape).to(dtype_h).requires_grad_(), torch.randn(shape).to(dtype_f).requires_grad_()

@@ -56,7 +56,7 @@ class Connection(nn.Module, ABC):
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
         return self.combine(h, f)
 
-    def reset_parameters(self) -> None:  # noqa: B027 - a connection without parameters has nothing to reset
+    def reset_parameters(self) -> None:
         """Set every parameter and buffer of this connection, submodules included, to its initial value."""
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
@@ -120,7 +120,9 @@ class Scheme(ABC):
     keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised
 
     @abstractmethod
-    def connection(self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None) -> Connection:
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> Connection:
         """The connection behind sublayer ``sublayer`` (0 or 1) of block ``layer`` (1-based) of ``n_layers``."""
 
     @abstractmethod

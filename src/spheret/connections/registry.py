@@ -94,7 +94,11 @@ def _text(value: Any) -> str:
 
 def _value(hint: Any, text: str, spec: str, key: str) -> Any:
     """``text`` as the first type of ``hint`` that takes it."""
-    alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    alternatives = (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
     for kind in alternatives:
         if typing.get_origin(kind) is Literal and text in typing.get_args(kind):
             return text

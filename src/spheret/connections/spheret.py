@@ -195,4 +195,3 @@ class SpheretScheme(Scheme):
 
 # The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes Q4-Q9).
 PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}
-

@@ -35,7 +35,12 @@ class SphereStream(Stream):
     """``enter``: ``g x / |x|`` (ScaleNorm, arXiv 1910.05895, applied once: "modified ScaleNorm in the first layer" of arXiv 2608.02668)."""
 
     def __init__(
-        self, dim: int, *, learn_radius: bool = True, final_norm: str = "layernorm", exponent: LearnedExponent | None = None
+        self,
+        dim: int,
+        *,
+        learn_radius: bool = True,
+        final_norm: str = "layernorm",
+        exponent: LearnedExponent | None = None,
     ) -> None:
         super().__init__()
         self.radius = Radius(dim, learn_radius)

@@ -31,7 +31,12 @@ class Gradients(NamedTuple):
 
 
 def retract_rows(
-    h: Tensor, f: Tensor, step: Tensor | float, p: Exponent, radius: Tensor | float | None = None, angle: Angle | None = None
+    h: Tensor,
+    f: Tensor,
+    step: Tensor | float,
+    p: Exponent,
+    radius: Tensor | float | None = None,
+    angle: Angle | None = None,
 ) -> Tensor:
     """``h`` rotated towards the tangent part of ``f``; (..., d) in the compute dtype. Differentiable by autograd as it stands."""
     r = rows(h, f, step)

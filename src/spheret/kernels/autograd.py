@@ -19,7 +19,9 @@ class Retraction(torch.autograd.Function):
     """``apply(h, f, step, p, radius)``; step, p and radius are floats or tensors, radius may be None."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, f: Tensor, step: Tensor | float, p: Exponent, radius: Tensor | float | None) -> Tensor:
+    def forward(
+        ctx: Any, h: Tensor, f: Tensor, step: Tensor | float, p: Exponent, radius: Tensor | float | None
+    ) -> Tensor:
         scalars = (step, p, radius)
         ctx.save_for_backward(h, f, *(v for v in scalars if isinstance(v, Tensor)))
         ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in scalars)

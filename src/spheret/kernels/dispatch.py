@@ -62,4 +62,6 @@ def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Ten
         raise ValueError(f"radius = {radius}: it must be a positive finite number")
     for name, value in (("alpha", alpha), ("p", p), ("radius", radius)):
         if isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] != 1:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}: it is one number per row at most, so its last dimension must be 1")
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}: it is one number per row at most, so its last dimension must be 1"
+            )

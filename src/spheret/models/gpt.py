@@ -90,13 +90,16 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.stream = self.scheme.stream(config.n_embd, config.n_layer)
         self.blocks = nn.ModuleList(
-            Block(config, self._connection(layer, 0), self._connection(layer, 1)) for layer in range(1, config.n_layer + 1)
+            Block(config, self._connection(layer, 0), self._connection(layer, 1))
+            for layer in range(1, config.n_layer + 1)
         )
         self.reset_parameters()
 
     def _connection(self, layer: int, sublayer: int) -> Connection:
         config = self.config
-        return self.scheme.connection(config.n_embd, layer=layer, n_layers=config.n_layer, sublayer=sublayer, stream=self.stream)
+        return self.scheme.connection(
+            config.n_embd, layer=layer, n_layers=config.n_layer, sublayer=sublayer, stream=self.stream
+        )
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Next-token logits and their loss.
@@ -123,7 +126,9 @@ class GPT(nn.Module):
         """Tokens (B, T) -> the residual stream (B, T, n_embd) before the first block."""
         length = idx.shape[1]
         if length > self.config.block_size:
-            raise ValueError(f"{length} tokens do not fit block_size = {self.config.block_size}: crop idx[:, -{self.config.block_size}:]")
+            raise ValueError(
+                f"{length} tokens do not fit block_size = {self.config.block_size}: crop idx[:, -{self.config.block_size}:]"
+            )
         positions = torch.arange(length, device=idx.device)
         return self.stream.enter(self.drop(self.wte(idx) + self.wpe(positions)))
 

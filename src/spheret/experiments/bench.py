@@ -1,0 +1,280 @@
+"""Speed of whole optimisation steps, against nanoGPT, in one process and in turn.
+
+A machine that is busy elsewhere slows the variants down together, so the figure to trust is the *ratio* to the baseline taken round by
+round, not the seconds of either. Round i runs every variant once, in the same order, on the same batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spheret.connections import canonical_name
+from spheret.experiments.nanogpt import NanoGPT, configure_adamw
+from spheret.models import GPT, GPTConfig
+from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
+from spheret.training.environment import machine, versions
+from spheret.training.optimizer import build_adamw
+
+BASELINE = "nanogpt"
+SAME_OPTIMIZER = "nanogpt (our optimizer)"
+FORMAT = 1
+TABLE_HEADER = ("variant", "parameters", "ms per step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
+LEARNING_RATE, GRAD_CLIP = 6e-4, 1.0
+
+OnSample = Callable[[str, int, float], None]
+"""Called with variant, round and seconds after every timed step."""
+
+
+@dataclass(frozen=True)
+class StepBench:
+    """What is timed.
+
+    Attributes:
+        schemes: connection schemes to set against nanoGPT; see ``spheret schemes``.
+        batch_size: sequences of ``block_size`` tokens per step.
+        rounds: timed steps of every variant.
+        warmup: untimed rounds before them, at least 1: the first step allocates the optimizer's state and compiles.
+        compile: run the models through ``torch.compile``, each as one graph.
+        dtype: ``auto`` is float32 on CPUs and bfloat16 autocast on CUDA devices that have it.
+    """
+
+    schemes: tuple[str, ...] = ("pre-ln", "proj", "cay", "geonorm")
+    n_layer: int = 6
+    n_head: int = 4
+    n_embd: int = 128
+    block_size: int = 128
+    vocab_size: int = 257
+    batch_size: int = 8
+    rounds: int = 20
+    warmup: int = 3
+    compile: bool = False
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "rounds", "warmup"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: it must be at least 1")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"dtype = {self.dtype!r}: choose auto, float32 or bfloat16")
+        names = [canonical_name(scheme) for scheme in self.schemes]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"schemes = {self.schemes}: {', '.join(twice)} is there twice; name every scheme once")
+        self.model("pre-ln")
+
+    def model(self, scheme: str) -> GPTConfig:
+        """The model of this shape with this scheme."""
+        shape = {name: getattr(self, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
+        return GPTConfig(connection=scheme, **shape)
+
+
+@dataclass
+class Variant:
+    """One model with its optimizer, and the seconds of its timed steps."""
+
+    name: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    after_step: Callable[[], None] | None = None
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+
+    def step(self, x: Tensor, y: Tensor, precision: AbstractContextManager[object]) -> None:
+        """Forward, backward, clip, update: what a trainer does once per batch."""
+        with precision:
+            _, loss = self.forward(x, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), GRAD_CLIP)
+        self.optimizer.step()
+        if self.after_step is not None:
+            self.after_step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def resident_bytes(self) -> int:
+        """Parameters, buffers and optimizer state, which stay in memory between steps."""
+        state = (t for entry in self.optimizer.state.values() for t in entry.values() if isinstance(t, Tensor))
+        return sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers(), *state))
+
+
+def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
+    """Time one optimisation step of every scheme against nanoGPT's and return a JSON-able record.
+
+    Variants, in the order in which every round runs them: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``, which tells what
+    the optimizer contributes, then spheret's GPT with each scheme and the trainer's optimizer. Of each: ``seconds`` of every timed
+    step, their median, p10 and p90, tokens/s at the median, ``ratios`` to the baseline's step of the same round with median, p10 and
+    p90, and on CUDA the peak memory that this variant would need alone.
+
+    Raises:
+        ValueError: a device this machine does not have.
+    """
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    precision = autocast(device, dtype)
+    variants = build_variants(config, device)
+    with _enough_compilations(config, len(variants)), _collect_between_rounds() as collect:
+        for number in range(-config.warmup, config.rounds):
+            x, y = batch(config, number, device)
+            collect()
+            for variant in variants:
+                seconds = _timed(variant, x, y, precision, device)
+                if number >= 0:
+                    variant.seconds.append(seconds)
+                    if on_sample is not None:
+                        on_sample(variant.name, number, seconds)
+    return {
+        "format": FORMAT,
+        "kind": "step",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": asdict(config) | {"schemes": list(config.schemes), "device": device.type, "dtype": str(dtype)[6:]},
+        "environment": {"versions": versions(), "machine": machine(device)},
+        "baseline": variants[0].name,
+        "variants": [_summary(variant, variants[0], config.batch_size * config.block_size) for variant in variants],
+    }
+
+
+def build_variants(config: StepBench, device: torch.device) -> list[Variant]:
+    """The two nanoGPT variants and one for every scheme, all on `device`, the weights drawn from one seed."""
+    variants = []
+    for name in (BASELINE, SAME_OPTIMIZER, *map(canonical_name, config.schemes)):
+        torch.manual_seed(config.seed)
+        theirs = name in (BASELINE, SAME_OPTIMIZER)
+        model = (NanoGPT(config.model("pre-ln")) if theirs else GPT(config.model(name))).to(device).train()
+        build = configure_adamw if name == BASELINE else build_adamw
+        forward = torch.compile(model, fullgraph=True) if config.compile else model
+        after_step = model.after_step if isinstance(model, GPT) else None
+        variants.append(Variant(name, model, build(model, lr=LEARNING_RATE), forward, after_step))
+    return variants
+
+
+def batch(config: StepBench, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random ids (B, T) and their successors, a function of the seed and the round: the work does not depend on the text."""
+    rng = np.random.default_rng([config.seed, number + config.warmup])
+    tokens = rng.integers(config.vocab_size, size=(config.batch_size, config.block_size + 1))
+    x, y = (to_device(np.ascontiguousarray(part), device) for part in (tokens[:, :-1], tokens[:, 1:]))
+    return x, y
+
+
+def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row of texts per variant, in the columns of ``TABLE_HEADER``."""
+    return [
+        (
+            v["variant"],
+            f"{v['parameters']:,}",
+            f"{1e3 * v['median_s']:.2f}",
+            f"{1e3 * v['p10_s']:.2f} - {1e3 * v['p90_s']:.2f}",
+            f"{v['tokens_per_s']:,.0f}",
+            f"{v['ratio']:.3f}",
+            f"{v['ratio_p10']:.3f} - {v['ratio_p90']:.3f}",
+            "-" if v["peak_bytes"] is None else f"{v['peak_bytes'] / 2**20:,.0f} MiB",
+        )
+        for v in result["variants"]
+    ]
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A variant whose ratio to the baseline grew beyond the tolerance."""
+
+    variant: str
+    old_ratio: float
+    new_ratio: float
+
+    def __str__(self) -> str:
+        change = 100 * (self.new_ratio / self.old_ratio - 1)
+        return f"{self.variant}: {self.new_ratio:.3f} of the baseline's step, was {self.old_ratio:.3f} ({change:+.0f}%)"
+
+
+def compare_results(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float = 0.15) -> list[Regression]:
+    """The variants of `old` whose median ratio is more than `tolerance` (a fraction) larger in `new`; empty: no regression.
+
+    Ratios carry over between machines of one kind, so results are comparable when shape, precision, compilation and kind of device
+    agree. ValueError: they do not, or a variant of `old` is missing in `new`.
+    """
+    free = ("schemes", "rounds", "warmup", "seed")
+    settings = [{k: v for k, v in result["settings"].items() if k not in free} for result in (old, new)]
+    differing = sorted(k for k in settings[0].keys() | settings[1].keys() if settings[0].get(k) != settings[1].get(k))
+    if differing:
+        pairs = ", ".join(f"{k} {settings[0].get(k)} and {settings[1].get(k)}" for k in differing)
+        raise ValueError(f"the two results are not comparable: {pairs}; run the benchmark again with the old settings")
+    ratios = [{v["variant"]: v["ratio"] for v in result["variants"]} for result in (old, new)]
+    if missing := [name for name in ratios[0] if name not in ratios[1]]:
+        raise ValueError(f"the new result lacks {', '.join(missing)}; add it to the benchmark's schemes")
+    found = [Regression(name, ratio, ratios[1][name]) for name, ratio in ratios[0].items()]
+    return [r for r in found if r.new_ratio > r.old_ratio * (1 + tolerance)]
+
+
+def _timed(
+    variant: Variant, x: Tensor, y: Tensor, precision: AbstractContextManager[object], device: torch.device
+) -> float:
+    cuda = device.type == "cuda"
+    before = 0
+    if cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    started = time.perf_counter()
+    variant.step(x, y, precision)
+    if cuda:
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - started
+    if cuda:  # every variant's weights are on the device: count this one's and what its step added
+        variant.peak_bytes = torch.cuda.max_memory_allocated(device) - before + variant.resident_bytes()
+    return seconds
+
+
+def _summary(variant: Variant, baseline: Variant, tokens: int) -> dict[str, Any]:
+    ratios = [own / base for own, base in zip(variant.seconds, baseline.seconds, strict=True)]
+    p10, median, p90 = _percentiles(variant.seconds)
+    ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
+    return {
+        "variant": variant.name,
+        "parameters": sum(p.numel() for p in variant.model.parameters()),
+        "median_s": median,
+        "p10_s": p10,
+        "p90_s": p90,
+        "tokens_per_s": tokens / median,
+        "ratio": ratio,
+        "ratio_p10": ratio_p10,
+        "ratio_p90": ratio_p90,
+        "peak_bytes": variant.peak_bytes,
+        "seconds": list(variant.seconds),
+        "ratios": ratios,
+    }
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    p10, median, p90 = np.percentile(values, (10, 50, 90))
+    return float(p10), float(median), float(p90)
+
+
+@contextmanager
+def _collect_between_rounds() -> Iterator[Callable[[], object]]:
+    """No garbage collection inside a timed step; the caller collects between rounds."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield gc.collect
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _enough_compilations(config: StepBench, variants: int) -> AbstractContextManager[object]:
+    """All schemes share the code of one GPT.forward, and the compiler gives up on a function after 8 versions of it by default."""
+    if not config.compile:
+        return nullcontext()
+    torch.compiler.reset()
+    patch: AbstractContextManager[object] = torch._dynamo.config.patch(recompile_limit=max(8, 2 * variants))
+    return patch

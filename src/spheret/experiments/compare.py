@@ -1,0 +1,214 @@
+"""The main job: several schemes under the same data and budget, each at its own best learning rate, with error bars.
+
+The learning rate is picked on a seed apart from those reported: the best of several noisy runs is biased, and a scheme with a wider
+grid would gain from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from spheret.data import Dataset, prepare
+from spheret.experiments.plan import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
+from spheret.experiments.runner import ERROR_FILE, Runner, default_jobs
+from spheret.experiments.statistics import summarise, verdict
+from spheret.training import RunResult, machine, versions
+from spheret.training.device import resolve_device
+from spheret.training.files import write_json
+
+RESULTS = "results.json"
+
+
+class Comparison:
+    """State of one comparison while it runs: which runs have ended, and what they ask for next."""
+
+    def __init__(self, config: CompareConfig, dataset: Dataset) -> None:
+        self.config, self.dataset = config, dataset
+        self.ended: dict[RunSpec, RunResult | None] = {}
+        self.best_lr: dict[str, float] = {}
+        rates = len(config.lrs)
+        self.total_runs = len(config.names) * (config.seeds + (rates if rates > 1 else 0))
+
+    def first_runs(self) -> list[RunSpec]:
+        """Tuning runs of every scheme, or the seeds at once where there is one learning rate."""
+        tuning = [spec for scheme in self.config.names for spec in tuning_runs(self.config, scheme, *self._data)]
+        return tuning or [spec for scheme in self.config.names for spec in self._seeds(scheme, self.config.lrs[0])]
+
+    def record(self, spec: RunSpec, result: RunResult | None) -> list[RunSpec]:
+        """Take note of a run that ended; returns the runs that can start now."""
+        self.ended[spec] = result
+        if spec.purpose == "seed":
+            return []
+        tuned = self._of(spec.scheme, "tuning")
+        if len(tuned) < len(self.config.lrs):
+            return []
+        return self._seeds(spec.scheme, best_rate(tuned))
+
+    def _seeds(self, scheme: str, lr: float) -> list[RunSpec]:
+        self.best_lr[scheme] = lr
+        return list(seed_runs(self.config, scheme, lr, *self._data))
+
+    def _of(self, scheme: str, purpose: str) -> dict[RunSpec, RunResult | None]:
+        return {s: r for s, r in self.ended.items() if s.scheme == scheme and s.purpose == purpose}
+
+    @property
+    def _data(self) -> tuple[int, str]:
+        return self.dataset.tokenizer.vocab_size, self.dataset.fingerprint
+
+    @property
+    def failed(self) -> list[RunSpec]:
+        """Runs whose process crashed."""
+        return [spec for spec, result in self.ended.items() if result is None]
+
+    def results(self) -> dict[str, Any]:
+        """The content of results.json."""
+        config = self.config
+        entries = [self._entry(scheme) for scheme in config.names]
+        any_result = next((r for r in self.ended.values() if r is not None), None)
+        results: dict[str, Any] = {
+            "format": 1,
+            "command": config.command(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "settings": self._settings(),
+            "environment": {"versions": versions(), "machine": machine(resolve_device(config.device))},
+            "data": self.dataset.summary() | {"unigram_loss": None if any_result is None else any_result.unigram_loss},
+            "schemes": summarise(entries),
+        }
+        results["verdict"] = verdict(results)
+        return results
+
+    def _settings(self) -> dict[str, Any]:
+        config = self.config
+        run = config.train_config(
+            config.names[0], lr=config.lrs[0], seed=1, vocab_size=self.dataset.tokenizer.vocab_size
+        )
+        model = {
+            k: getattr(run.model, k)
+            for k in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "init")
+        }
+        return {
+            "steps": run.total_steps,
+            "lrs": list(config.lrs),
+            "seeds": list(range(1, config.seeds + 1)),
+            "tuning_seed": TUNING_SEED if len(config.lrs) > 1 else None,
+            "batch_size": config.batch_size,
+            "tokens_per_run": run.total_steps * run.tokens_per_step,
+            "schedule": config.schedule,
+            "warmup_steps": run.warmup_steps,
+            "weight_decay": config.weight_decay,
+            "grad_clip": config.grad_clip,
+            "dtype": config.dtype,
+            "model": model,
+            "data": {"data": list(config.data), "tokenizer": config.tokenizer, "val_fraction": config.val_fraction},
+        }
+
+    def _entry(self, scheme: str) -> dict[str, Any]:
+        lr = self.best_lr.get(scheme)
+        rates = sorted(self.config.lrs)
+        tuning, runs = self._of(scheme, "tuning"), self._of(scheme, "seed")
+        results = [r for r in (*runs.values(), *tuning.values()) if r is not None]
+        return {
+            "scheme": scheme,
+            "parameters": results[0].parameters if results else None,
+            "lr": lr,
+            "lr_at_edge": len(rates) > 1 and lr in (rates[0], rates[-1]),
+            "tuning": [self._run(s, r) for s, r in sorted(tuning.items(), key=lambda item: item[0].lr)],
+            "runs": [self._run(s, r) for s, r in sorted(runs.items(), key=lambda item: item[0].seed)],
+        }
+
+    def _run(self, spec: RunSpec, result: RunResult | None) -> dict[str, Any]:
+        where = {"seed": spec.seed, "lr": spec.lr, "run": str(spec.folder.relative_to(self.config.out))}
+        if result is None:
+            return where | {
+                "outcome": "interrupted",
+                "reason": f"crashed, see {ERROR_FILE} in its folder",
+                "val_loss": None,
+            }
+        return where | {
+            "outcome": result.outcome,
+            "reason": result.reason,
+            "collapsed": result.collapsed,
+            "val_loss": result.val_loss,
+            "val_se": result.val_se,
+            "val_bpb": result.val_bpb,
+            "tokens_per_s": result.tokens_per_s,
+        }
+
+
+def best_rate(tuned: dict[RunSpec, RunResult | None]) -> float:
+    """Learning rate of the lowest validation loss among runs that finished; the smallest rate where none did."""
+
+    def loss(result: RunResult | None) -> float:
+        usable = result is not None and result.outcome == "finished" and result.val_loss is not None
+        return result.val_loss if usable else math.inf  # type: ignore[union-attr,return-value]
+
+    return min(tuned, key=lambda spec: (loss(tuned[spec]), spec.lr)).lr
+
+
+def compare(
+    config: CompareConfig,
+    *,
+    on_prepare: Callable[[str], None] | None = None,
+    on_tick: Callable[[Comparison, Runner], None] | None = None,
+) -> dict[str, Any]:
+    """Run what is missing of a comparison and write ``results.json`` into ``config.out``; returns its content.
+
+    Runs that have ended are reused: the same call again after an interruption goes on where it stopped. Results are written after every
+    run that ends, so an interrupted comparison can be reported as far as it came.
+
+    Raises:
+        RuntimeError: another process compares into the same folder.
+        KeyboardInterrupt: after the running processes have been stopped and what is there has been written.
+    """
+    config.out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(config.out / ".lock", timeout=0):
+            return _compare(config, on_prepare, on_tick)
+    except Timeout:
+        raise RuntimeError(
+            f"another comparison is running in {config.out}: wait for it, or choose another --out"
+        ) from None
+
+
+def _compare(
+    config: CompareConfig,
+    on_prepare: Callable[[str], None] | None,
+    on_tick: Callable[[Comparison, Runner], None] | None,
+) -> dict[str, Any]:
+    dataset = prepare(config.data_config, progress=on_prepare)
+    state = Comparison(config, dataset)
+
+    def on_end(spec: RunSpec, result: RunResult | None) -> None:
+        for following in state.record(spec, result):
+            runner.add(following)
+        write_json(config.out / RESULTS, state.results())
+
+    runner = Runner(
+        dataset.path,
+        min(config.jobs or default_jobs(config.device), state.total_runs),
+        on_end,
+        None if on_tick is None else lambda r: on_tick(state, r),
+    )
+    for spec in state.first_runs():
+        runner.add(spec)
+    runner.run()
+    results = state.results()
+    write_json(config.out / RESULTS, results)
+    return results
+
+
+def failures(results: dict[str, Any], out: Path) -> list[tuple[str, str]]:
+    """(run folder, last line of its error) of every run that crashed."""
+    crashed = []
+    for entry in results["schemes"]:
+        for run in (*entry["tuning"], *entry["runs"]):
+            file = out / run["run"] / ERROR_FILE
+            if run["outcome"] == "interrupted" and file.exists():
+                crashed.append((run["run"], file.read_text(encoding="utf-8").strip().splitlines()[-1]))
+    return crashed

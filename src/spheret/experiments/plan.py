@@ -1,0 +1,120 @@
+"""What a comparison consists of: its settings, and the runs that they ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from spheret.connections import canonical_name
+from spheret.experiments.settings import RunSettings
+from spheret.training import TrainConfig, config_to_dict
+from spheret.training.folder import MAY_CHANGE
+
+TUNING_SEED = 0
+Purpose = Literal["tuning", "seed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(RunSettings):
+    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take a few minutes on two CPU cores."""
+
+    schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
+    """Residual schemes; the first is the baseline of every difference (see `spheret schemes`)."""
+    lrs: tuple[float, ...] = (4e-3, 8e-3)
+    """Peak learning rates; each scheme is judged at its own best, picked on a seed that is not reported."""
+    seeds: int = 3
+    """Runs per scheme at its best learning rate; fewer than 2 cannot give a verdict."""
+    out: Path = Path("runs/compare")
+    """Folder of the report and the runs; the same command again finishes what is missing."""
+    jobs: int = 0
+    """Runs at a time; 0: one per CPU core (one on a GPU). Each gets its share of the threads."""
+
+    def __post_init__(self) -> None:
+        names = [canonical_name(s) for s in self.schemes]
+        if not names:
+            raise ValueError("no schemes given: name at least one after --schemes, for example pre-ln proj")
+        if repeated := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"scheme {repeated[0]} is given twice (other spellings included): name it once")
+        if not self.lrs:
+            raise ValueError("no learning rate given: name at least one after --lrs, for example 1e-3 3e-3")
+        if len(set(self.lrs)) < len(self.lrs):
+            raise ValueError(f"lrs = {self.lrs}: a learning rate is given twice; name it once")
+        if self.seeds < 1:
+            raise ValueError(f"seeds = {self.seeds}: at least 1 run per scheme is needed, 3 or more for a verdict")
+        if self.jobs < 0:
+            raise ValueError(f"jobs = {self.jobs}: give 0 (automatic) or the number of runs at a time")
+        for lr in self.lrs:  # the checks of a run's own configuration, before anything is started
+            self.train_config(names[0], lr=lr, seed=0, vocab_size=1)
+
+    @property
+    def names(self) -> list[str]:
+        """Canonical scheme names, in the order given."""
+        return [canonical_name(s) for s in self.schemes]
+
+    def command(self) -> str:
+        """The command line that repeats this comparison; options at their defaults are left out."""
+        words = ["spheret", "compare"]
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value != f.default or f.name in ("schemes", "lrs", "seeds", "steps"):
+                values = value if isinstance(value, tuple) else (value,)
+                words += [
+                    f"--{f.name.replace('_', '-')}",
+                    *(f"{v:g}" if isinstance(v, float) else str(v) for v in values),
+                ]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of a comparison."""
+
+    scheme: str
+    lr: float
+    seed: int
+    purpose: Purpose
+    config: TrainConfig
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return f"{self.scheme} lr {self.lr:g} " + ("tuning" if self.purpose == "tuning" else f"seed {self.seed}")
+
+
+def tuning_runs(config: CompareConfig, scheme: str, vocab_size: int, fingerprint: str) -> Iterator[RunSpec]:
+    """One run per learning rate, on the tuning seed; none where there is nothing to choose."""
+    for lr in config.lrs if len(config.lrs) > 1 else ():
+        yield _spec(config, scheme, lr, TUNING_SEED, "tuning", vocab_size, fingerprint)
+
+
+def seed_runs(config: CompareConfig, scheme: str, lr: float, vocab_size: int, fingerprint: str) -> Iterator[RunSpec]:
+    """The runs that are reported, at one learning rate; seeds count from 1."""
+    for seed in range(1, config.seeds + 1):
+        yield _spec(config, scheme, lr, seed, "seed", vocab_size, fingerprint)
+
+
+def _spec(
+    config: CompareConfig, scheme: str, lr: float, seed: int, purpose: Purpose, vocab_size: int, fingerprint: str
+) -> RunSpec:
+    run = config.train_config(scheme, lr=lr, seed=seed, vocab_size=vocab_size, save_final=False)
+    name = f"{_slug(scheme)}-lr{lr:g}-seed{seed}-{_digest(run, fingerprint)}"
+    return RunSpec(scheme, lr, seed, purpose, run, config.out / "runs" / name)
+
+
+def _slug(scheme: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")
+
+
+def _digest(run: TrainConfig, fingerprint: str) -> str:
+    """Short hash of all that decides a run's result: a folder of this name holds this run and no other."""
+    values: dict[str, Any] = config_to_dict(run)
+    values["data"] = fingerprint
+    decisive = {k: v for k, v in values.items() if k not in MAY_CHANGE}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,0 +1,84 @@
+"""Settings of a run as a user types them: one flat list of flags for model, data and training, shared by all commands that train."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from spheret.data import DataConfig
+from spheret.models import GPTConfig
+from spheret.training import TrainConfig
+from spheret.training.config import ComputeType, Switch
+from spheret.training.schedule import ScheduleKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Model, data and budget of a run; what varies (scheme, learning rate, seed) is given to `train_config`."""
+
+    data: tuple[str, ...] = ("stdlib",)
+    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files or folders of them."""
+    tokenizer: str = "bytes"
+    """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
+    text_column: str = "text"
+    """Field of .jsonl and .parquet files that holds the text."""
+    val_fraction: float = 0.1
+    """Share of the documents held out for validation."""
+    n_layer: int = 6
+    """Blocks."""
+    n_head: int = 4
+    """Attention heads."""
+    n_embd: int = 128
+    """Width of the hidden state."""
+    block_size: int = 128
+    """Context, tokens."""
+    dropout: float = 0.0
+    """Dropout probability."""
+    init: str = "auto"
+    """Initial weights: auto (width-aware, by the scheme) or nanogpt."""
+    steps: int = 200
+    """Optimizer steps of a run."""
+    batch_size: int = 8
+    """Sequences per optimizer step."""
+    grad_accum: int = 1
+    """Micro-batches that a batch is cut into to save memory."""
+    schedule: ScheduleKind = "cosine"
+    """cosine, wsd (constant, then decay) or constant."""
+    warmup: float = 0.1
+    """Linear warm-up: below 1 a share of all steps, otherwise a number of steps."""
+    min_lr_ratio: float = 0.1
+    """The decay ends at this share of the peak learning rate."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of the weight matrices."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0: no clipping."""
+    eval_interval: int = 50
+    """Steps between evaluations; 0: only at the end."""
+    eval_windows: int = 128
+    """Validation windows of one block each, the same for every run."""
+    checkpoint_interval: int = 0
+    """Steps between checkpoints, from which an interrupted run goes on; 0: none while training."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    dtype: ComputeType = "auto"
+    """Compute dtype; auto: bfloat16 on GPUs that have it, else float32."""
+    compile: Switch = "auto"
+    """torch.compile; auto: on CUDA only."""
+
+    @property
+    def data_config(self) -> DataConfig:
+        """Corpus, tokenizer and split."""
+        return DataConfig(
+            data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+        )
+
+    def train_config(
+        self, scheme: str, *, lr: float, seed: int, vocab_size: int, save_final: bool = True
+    ) -> TrainConfig:
+        """Configuration of one run. ValueError: a value out of range, named with the fix."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
+        model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
+        train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys() - {"data"}
+        model = GPTConfig(vocab_size=vocab_size, connection=scheme, **{k: own[k] for k in model_fields})
+        rest = {k: own[k] for k in train_fields}
+        return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
