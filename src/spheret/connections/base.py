@@ -1,8 +1,9 @@
 """The connection protocol: what a block, a trainer, sharding, export and generation see of a residual scheme.
 
-A *connection* forms one residual: ``combine(h, f)`` is the only place where a hidden state and a sublayer output meet. A *stream* stands at the
-two ends of the network, once per model: ``enter`` takes the embedding to the residual stream, ``exit`` takes the stream to the head. A *scheme* is the
-frozen description of both, built from a name such as ``spheret:p=0.5``; models and trainers talk to these three and never name a scheme.
+A *connection* forms one residual: ``combine(h, f)`` is the only place where a hidden state and a sublayer output
+meet. A *stream* stands at the two ends of the network, once per model: ``enter`` takes the embedding to the residual
+stream, ``exit`` takes the stream to the head. A *scheme* is the frozen description of both, built from a name such as
+``spheret:p=0.5``; models and trainers talk to these three and never name a scheme.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Connection(nn.Module, ABC):
 
     @torch.no_grad()
     def stats(self, h: Tensor, f: Tensor, out: Tensor) -> dict[str, Tensor]:
-        """Row statistics for diagnostics, each (...): norms in units of sqrt(d), the angle between ``h`` and ``h'`` in degrees,
-        the relative size of the update and its cosine with ``h``."""
+        """Row statistics for diagnostics, each (...): norms in units of sqrt(d), the angle between ``h`` and ``h'``
+        in degrees, the relative size of the update and its cosine with ``h``."""
         h, f, out = h.float(), f.float(), out.float()
         nh, nf, no = (norm(t).squeeze(-1) for t in (h, f, out))
         root = math.sqrt(h.shape[-1])
@@ -80,9 +81,11 @@ class Connection(nn.Module, ABC):
         }
 
     def skip_gain(self, h: Tensor, f: Tensor, out: Tensor) -> Tensor:
-        """Coefficient of ``h`` in ``h' = A h + B f``, row by row: how much of a token's own signal passes the connection.
+        """Coefficient of ``h`` in ``h' = A h + B f``, row by row: how much of a token's own signal passes the
+        connection.
 
-        Found by least squares from the three vectors, so that it holds for every scheme; 0 or less means that the token's signal dies here.
+        Found by least squares from the three vectors, so that it holds for every scheme; 0 or less means that the
+        token's signal dies here.
         """
         hh, ff, hf = (h * h).sum(-1), (f * f).sum(-1), (h * f).sum(-1)
         ho, fo = (h * out).sum(-1), (f * out).sum(-1)
@@ -137,8 +140,8 @@ class Scheme(ABC):
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
     """Role of every parameter of ``model`` by its qualified name, each parameter once.
 
-    A module answers for the parameters it holds directly through a method ``parameter_roles()``; ``Linear`` and ``Embedding``
-    weights are decayed, biases and the parameters of normalisation layers are not.
+    A module answers for the parameters it holds directly through a method ``parameter_roles()``; ``Linear`` and
+    ``Embedding`` weights are decayed, biases and the parameters of normalisation layers are not.
 
     Raises:
         ValueError: a parameter for which no module answers.
@@ -155,7 +158,8 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
             qualified = f"{prefix}.{name}" if prefix else name
             if name not in answers:
                 raise ValueError(
-                    f"no optimizer role for parameter {qualified!r}: give {type(module).__name__} a method parameter_roles() that names it"
+                    f"no optimizer role for parameter {qualified!r}: give {type(module).__name__} a method "
+                    "parameter_roles() that names it"
                 )
             roles[qualified] = answers[name]
     return roles

@@ -2,7 +2,8 @@ r"""GeoNorm: the exponential map, ``theta = beta`` (arXiv 2601.22095), the limit
 
     h' = cos(beta) h + sin(beta) |h| w/|w|,   w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|
 
-Same step size, decay and ScaleNorm as the other SpheretNorms, so that a comparison varies the map alone. Cost: as p-SpheretNorm.
+Same step size, decay and ScaleNorm as the other SpheretNorms, so that a comparison varies the map alone. Cost: as
+p-SpheretNorm.
 """
 
 from __future__ import annotations

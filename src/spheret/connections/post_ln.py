@@ -1,4 +1,5 @@
-r"""Post-LN: ``h' = LN(h + F(h))`` (Vaswani et al. 2017). Every connection rescales the stream, so the skip path decays with depth.
+r"""Post-LN: ``h' = LN(h + F(h))`` (Vaswani et al. 2017). Every connection rescales the stream, so the skip path
+decays with depth.
 
 Parameters: one gain of width d per connection. Cost: reads h and f, writes h'.
 """
@@ -9,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
@@ -17,15 +19,16 @@ from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, 
 class PostLN(Connection):
     """Euclidean residual with a LayerNorm (eps 1e-5) on the sum."""
 
-    def __init__(self, dim: int, bias: bool = False) -> None:
+    def __init__(self, dim: int, bias: bool = False, branch: float = 1.0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim, bias=bias)
+        self.branch = branch
 
     def reset_parameters(self) -> None:
         self.norm.reset_parameters()
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.norm(h + f)
+        return self.norm(h + f if self.branch == 1 else torch.add(h, f, alpha=self.branch))
 
 
 class EntryNorm(Stream):
@@ -51,6 +54,8 @@ class PostLNScheme(Scheme):
     bias: bool = False
     gain: float = 1.0
     embedding_gain: float = 1.0
+    branch: float | None = None
+    residual: float | None = None
 
     def stream(self, dim: int, n_layers: int) -> Stream:
         return EntryNorm(dim, self.bias)
@@ -58,11 +63,11 @@ class PostLNScheme(Scheme):
     def connection(
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        return PostLN(dim, self.bias)
+        return PostLN(dim, self.bias, 1.0 if self.branch is None else self.branch)
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers),
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
         )

@@ -1,4 +1,5 @@
-r"""Pre-LN: ``h' = h + F(LN(h))``, a final LayerNorm before the head (nanoGPT, GPT-2). The norm of ``h`` grows with depth.
+r"""Pre-LN: ``h' = h + F(LN(h))``, a final LayerNorm before the head (nanoGPT, GPT-2). The norm of ``h`` grows with
+depth.
 
 Parameters: one gain of width d per connection. Cost: reads h and f, writes h' and LN(h').
 """
@@ -47,13 +48,15 @@ class FinalNorm(Stream):
 
 @dataclass(frozen=True, kw_only=True)
 class PreLNScheme(Scheme):
-    """Options of ``pre-ln``: ``gain`` and ``embedding_gain`` scale the initial weights, ``residual`` the last projections."""
+    """Options of ``pre-ln``: ``gain`` and ``embedding_gain`` scale the initial weights, ``residual`` the last
+    projections."""
 
     name: ClassVar[str] = "pre-ln"
 
     bias: bool = False
     gain: float = 0.57
     embedding_gain: float = 0.57
+    residual: float | None = None
 
     def stream(self, dim: int, n_layers: int) -> Stream:
         return FinalNorm(dim, self.bias)
@@ -67,5 +70,5 @@ class PreLNScheme(Scheme):
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers),
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
         )

@@ -1,4 +1,5 @@
-"""Names of schemes, and the one grammar in which they are written everywhere: ``name`` or ``name:option=value,option=value``."""
+"""Names of schemes, and the one grammar in which they are written everywhere: ``name`` or
+``name:option=value,option=value``."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def parse_scheme(spec: str | Scheme) -> Scheme:
 
 
 def canonical_name(spec: str | Scheme) -> str:
-    """One spelling per scheme: its name and the options that differ from their defaults (``proj`` and ``cay`` keep their short names)."""
+    """One spelling per scheme: its name and the options that differ from their defaults (``proj`` and ``cay`` keep
+    their short names)."""
     scheme = parse_scheme(spec)
     changed = {
         f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme) if getattr(scheme, f.name) != f.default
@@ -75,7 +77,8 @@ def canonical_name(spec: str | Scheme) -> str:
 
 
 def build_connection(spec: str | Scheme, *, dim: int, layer: int = 1, n_layers: int, sublayer: int = 0) -> Connection:
-    """One drop-in connection ``conn(h, f) -> h'`` for block ``layer`` (1-based) of ``n_layers`` in a model of width ``dim``."""
+    """One drop-in connection ``conn(h, f) -> h'`` for block ``layer`` (1-based) of ``n_layers`` in a model of width
+    ``dim``."""
     if not 1 <= layer <= n_layers:
         raise ValueError(f"layer = {layer}: blocks are counted from 1 to n_layers = {n_layers}")
     return parse_scheme(spec).connection(dim, layer=layer, n_layers=n_layers, sublayer=sublayer)

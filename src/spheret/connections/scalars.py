@@ -1,5 +1,5 @@
-"""Learnable scalars of a connection: the step size and the exponent. Both are float32 of shape (1,): sharding rejects 0-d
-parameters, and a bfloat16 scalar near 1 does not move by steps of 1e-3."""
+"""Learnable scalars of a connection: the step size and the exponent. Both are float32 of shape (1,): sharding rejects
+0-d parameters, and a bfloat16 scalar near 1 does not move by steps of 1e-3."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class StepSize(Float32Module):
 
 
 class LearnedExponent(Float32Module):
-    """A learnable exponent ``p = exp(rho)``; d(loss)/dp is cubic in the angle, so rho has its own learning-rate factor."""
+    """A learnable exponent ``p = exp(rho)``; d(loss)/dp is cubic in the angle, so rho has its own learning-rate
+    factor."""
 
     LR_SCALE = 10.0
 

@@ -1,15 +1,17 @@
 r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the update (arXiv 2608.02668).
 
-    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p),   h' = cos(theta) h + sin(theta) |h| w/|w|
+    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p),   h' = cos(theta) h +
+    sin(theta) |h| w/|w|
 
-p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` is kept exactly; it is set once,
-behind the embedding, by a ScaleNorm with one learnable radius. lambda_l = 1/sqrt(l), l the block, counted from 1.
-Beyond p = 2 a large step can rotate past the antipode.
+p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` is
+kept exactly; it is set once, behind the embedding, by a ScaleNorm with one learnable radius. lambda_l = 1/sqrt(l), l
+the block, counted from 1. Beyond p = 2 a large step can rotate past the antipode.
 
 Parameters: one scalar alpha per connection (and p where it is learned), one radius. Cost: reads h and f, writes h'.
 
-The paper leaves open where alpha starts, how it is parametrised, the initial weight scale and the final norm; the defaults here are chosen
-on measurements (docs/log.md, benchmarks/results/defaults); ``preset=paper`` selects the closest reading of the paper's text.
+The paper leaves open where alpha starts, how it is parametrised, the initial weight scale and the final norm; the
+defaults here are chosen on measurements (docs/log.md, benchmarks/results/defaults); ``preset=paper`` selects the
+closest reading of the paper's text.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class SpheretNorm(Connection):
         learn_p: learn the exponent, starting at ``p``.
         decay: ``inv-sqrt`` (the paper's), ``inv`` or ``none``.
         alpha_form: ``raw`` or ``softplus``.
-        project: take the tangent part of the update; False adds the update as it is and projects the sum back onto the sphere.
+        project: take the tangent part of the update; False adds the update as it is and projects the sum back onto
+            the sphere.
         update_norm: ``rms`` divides the update by its root mean square first, ``none`` leaves it.
         exponent: a module that returns p, to share one learned exponent between connections.
         radius: a module that returns the radius to re-project onto; None keeps the norm of ``h``.
@@ -125,7 +128,8 @@ class CaySpheretNorm(SpheretNorm):
 
 
 def add_and_project(h: Tensor, f: Tensor, step: Tensor, p: float | Tensor, radius: Tensor | None) -> Tensor:
-    """``r normalise(C h + S step f)`` with the whole of ``f``, radial part included; at p = 1 this is ``r normalise(h + step f)``."""
+    """``r normalise(C h + S step f)`` with the whole of ``f``, radial part included; at p = 1 this is ``r normalise(h
+    + step f)``."""
     dtype = compute_dtype(h, f)
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, step).beta, p)
@@ -193,5 +197,6 @@ class SpheretScheme(Scheme):
         return InitRule(embedding_std=self.embedding_gain / math.sqrt(dim), gain=self.gain)
 
 
-# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes Q4-Q9).
+# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes
+# Q4-Q9).
 PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}

@@ -1,4 +1,5 @@
-"""The two ends of a residual stream that lives on a sphere: ScaleNorm behind the embedding, a norm (or none) before the head."""
+"""The two ends of a residual stream that lives on a sphere: ScaleNorm behind the embedding, a norm (or none) before
+the head."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Radius(Float32Module):
 
 
 class SphereStream(Stream):
-    """``enter``: ``g x / |x|`` (ScaleNorm, arXiv 1910.05895, applied once: "modified ScaleNorm in the first layer" of arXiv 2608.02668)."""
+    """``enter``: ``g x / |x|`` (ScaleNorm, arXiv 1910.05895, applied once: "modified ScaleNorm in the first layer" of
+    arXiv 2608.02668)."""
 
     def __init__(
         self,
@@ -53,7 +55,8 @@ class SphereStream(Stream):
                 module.reset_parameters()
 
     def enter(self, h: Tensor) -> Tensor:
-        # An embedding row of zeros has no direction: the bound keeps it at zero instead of NaN, and acts on nothing else.
+        # An embedding row of zeros has no direction: the bound keeps it at zero instead of NaN, and acts on nothing
+        # else.
         return (self.radius() * (h / norm(h).clamp_min(1e-30))).to(h.dtype)
 
     def exit(self, h: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from spheret.connections import Connection
-from spheret.models import GPT
+from spheret.models.gpt import GPT, Block
 
 
 @torch.no_grad()
@@ -16,8 +16,10 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
     """Run ``model`` on ``idx`` (B, T) and return one entry per connection, in order of depth.
 
     Returns:
-        ``layer`` (1-based), ``sublayer`` (``attn`` or ``mlp``), and means over tokens of ``hidden_norm`` (|h'|/sqrt(d)), ``angle_deg`` (between h and h'),
-        ``update_ratio`` (|f|/|h|), ``update_cosine`` (of f with h), ``skip_gain`` (median over tokens; 0 or less: the token's own signal dies) and
+        ``layer`` (1-based), ``sublayer`` (``attn`` or ``mlp``), and means over tokens of ``hidden_norm``
+        (|h'|/sqrt(d)), ``angle_deg`` (between h and h'),
+        ``update_ratio`` (|f|/|h|), ``update_cosine`` (of f with h), ``skip_gain`` (median over tokens; 0 or less: the
+        token's own signal dies) and
         ``token_cosine`` (mean cosine between the states of different tokens; 1: all tokens look alike).
     """
     rows: dict[str, list[Any]] = {}
@@ -34,7 +36,7 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
     model.eval()
     h = model.embed(idx)
     for layer, block in enumerate(model.blocks, start=1):
-        for sublayer, branch, connection in block.sublayers():
+        for sublayer, branch, connection in cast(Block, block).sublayers():
             f = branch(connection.branch_input(h))
             out = connection(h, f)
             record(layer, sublayer, connection, h, f, out)

@@ -1,7 +1,8 @@
 """How the size of an update becomes an angle: ``theta(beta) = p arctan(beta / p)``.
 
 Every retraction of the sphere that commutes with rotations moves ``h`` inside the plane of ``h`` and the tangent update
-``w``, so it is one scalar function ``theta(beta)`` of ``beta = |w| / |h|`` (Sphere Retraction Normalizations, arXiv 2608.02668).
+``w``, so it is one scalar function ``theta(beta)`` of ``beta = |w| / |h|`` (Sphere Retraction Normalizations, arXiv
+2608.02668).
 ``p = 1`` is the metric projection, ``p = 2`` the Cayley transform, ``p = inf`` the exponential map (GeoNorm).
 
 The retraction uses ``C = cos(theta)`` and ``S = sin(theta) / beta``. Both are even in beta, hence smooth functions of
@@ -22,7 +23,8 @@ Angle = Callable[[Tensor], Tensor]
 
 
 def angle(beta: Tensor, p: Exponent) -> Tensor:
-    """``theta = p arctan(beta / p)`` in radians, elementwise; ``beta >= 0``; p in (0, inf], a float or a tensor that broadcasts."""
+    """``theta = p arctan(beta / p)`` in radians, elementwise; ``beta >= 0``; p in (0, inf], a float or a tensor that
+    broadcasts."""
     if isinstance(p, float) and math.isinf(p):
         return beta
     # beta * (arctan(u)/u) instead of p * arctan(u): the same number, but p = inf (u = 0) is an ordinary value of it.
@@ -41,7 +43,8 @@ def angle_slope(beta: Tensor, p: Exponent) -> Tensor:
 def angle_exponent_slope(beta: Tensor, p: Exponent) -> Tensor:
     """``tau = d theta / d p = arctan(u) - u / (1 + u^2)`` with ``u = beta / p``, elementwise.
 
-    The direct form cancels to order ``u^3``; below 0.1 its alternating series ``sum (-1)^(k+1) 2k/(2k+1) u^(2k+1)`` takes over.
+    The direct form cancels to order ``u^3``; below 0.1 its alternating series ``sum (-1)^(k+1) 2k/(2k+1) u^(2k+1)``
+    takes over.
     """
     u = beta / p
     direct = torch.atan(u) - u / (1 + u * u)
@@ -53,7 +56,8 @@ def angle_exponent_slope(beta: Tensor, p: Exponent) -> Tensor:
 
 
 def cos_and_sinc(beta: Tensor, p: Exponent) -> tuple[Tensor, Tensor]:
-    """``(C, S) = (cos theta, sin(theta) / beta)``, elementwise, finite and smooth at ``beta = 0`` where it is ``(1, 1)``."""
+    """``(C, S) = (cos theta, sin(theta) / beta)``, elementwise, finite and smooth at ``beta = 0`` where it is ``(1,
+    1)``."""
     closed = _CLOSED_FORMS.get(p) if isinstance(p, float) else None
     if closed is not None:
         return closed(beta * beta)
@@ -73,7 +77,8 @@ _SERIES_BELOW = 0.1
 
 
 def _tiny(like: Tensor) -> float:
-    """Smallest angle that is told from zero; far above the smallest normal number so that its square root and quotients exist."""
+    """Smallest angle that is told from zero; far above the smallest normal number so that its square root and
+    quotients exist."""
     return 1e-150 if like.dtype == torch.float64 else 1e-18
 
 

@@ -4,9 +4,9 @@ With ``c = <h,f>/|h|^2``, ``w = s (f - c h)``, ``beta = |w|/|h|`` and ``theta(be
 
     h' = C h + S w,    C = cos(theta),    S = sin(theta)/beta,    |h'| = |h|        (arXiv 2608.02668, unified update)
 
-or, re-projected onto a given radius, ``h' = (radius/|h|) (C h + S w)``: one more factor, and the rounding of earlier layers is gone.
-The vector-Jacobian product is written out by hand: two more row reductions and one more pass than the forward map, and nothing
-in it divides by a quantity that can vanish.
+or, re-projected onto a given radius, ``h' = (radius/|h|) (C h + S w)``: one more factor, and the rounding of earlier
+layers is gone. The vector-Jacobian product is written out by hand: two more row reductions and one more pass than the
+forward map, and nothing in it divides by a quantity that can vanish.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from spheret.geometry.sphere import Rows, max_step, rows
 
 
 class Gradients(NamedTuple):
-    """Gradients of one retraction; the last three are per row, (..., 1), before they are summed to their parameter's shape."""
+    """Gradients of one retraction; the last three are per row, (..., 1), before they are summed to their parameter's
+    shape."""
 
     h: Tensor
     f: Tensor
@@ -38,7 +39,8 @@ def retract_rows(
     radius: Tensor | float | None = None,
     angle: Angle | None = None,
 ) -> Tensor:
-    """``h`` rotated towards the tangent part of ``f``; (..., d) in the compute dtype. Differentiable by autograd as it stands."""
+    """``h`` rotated towards the tangent part of ``f``; (..., d) in the compute dtype. Differentiable by autograd as
+    it stands."""
     r = rows(h, f, step)
     cos, sinc = cos_and_sinc(r.beta, p) if angle is None else cos_and_sinc_of(r.beta, angle)
     return combine(h, r, cos, sinc, radius)

@@ -1,8 +1,8 @@
 """Row geometry: scale, radius, and the part of an update that is tangent to the sphere through ``h``.
 
-Every row (the last dimension) is one token. Statistics are float32, or float64 where an input is float64. A row is divided by its
-largest absolute entry before anything is squared, so rows of 1e-30 or 1e+30 are as exact as ordinary ones; the map is
-homogeneous, ``R(c h, c f) = c R(h, f)``, so the scale returns as one factor at the end.
+Every row (the last dimension) is one token. Statistics are float32, or float64 where an input is float64. A row is
+divided by its largest absolute entry before anything is squared, so rows of 1e-30 or 1e+30 are as exact as ordinary
+ones; the map is homogeneous, ``R(c h, c f) = c R(h, f)``, so the scale returns as one factor at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """What both directions of a retraction need of ``h`` and ``f``, row scales taken out; row scalars have shape (..., 1).
+    """What both directions of a retraction need of ``h`` and ``f``, row scales taken out; row scalars have shape
+    (..., 1).
 
     ``x = h/a``, ``y = f/b``, ``c = <x,y>/|x|^2``, ``z = y - c x`` (tangent, formed explicitly), ``t = step * b/a``,
     so that the tangent update ``w = step (f - <h,f>/|h|^2 h)`` equals ``a t z`` and ``beta = |w|/|h| = |t| |z|/|x|``.
@@ -37,7 +38,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def row_scale(h: Tensor) -> Tensor:
-    """Largest absolute entry of each row, (..., d) -> (..., 1), never below the smallest normal number; not differentiated."""
+    """Largest absolute entry of each row, (..., d) -> (..., 1), never below the smallest normal number; not
+    differentiated."""
     largest = h.detach().abs().amax(dim=-1, keepdim=True)
     return largest.clamp_min(torch.finfo(h.dtype).tiny)
 
@@ -57,8 +59,8 @@ def rows(h: Tensor, f: Tensor, step: Tensor | float) -> Rows:
     rho2 = (x * x).sum(-1, keepdim=True).clamp_min(1.0)
     c = (x * y).sum(-1, keepdim=True) / rho2
     z = y - c * x
-    # Where f is parallel to h to rounding, z is all noise and as much radial as tangent: a second Gram-Schmidt step ("twice is
-    # enough") takes that out, and the norm of h' is exact there too.
+    # Where f is parallel to h to rounding, z is all noise and as much radial as tangent: a second Gram-Schmidt step
+    # ("twice is enough") takes that out, and the norm of h' is exact there too.
     again = (x * z).sum(-1, keepdim=True) / rho2
     z, c = z - again * x, c + again
     nu2 = (z * z).sum(-1, keepdim=True)
@@ -69,7 +71,8 @@ def rows(h: Tensor, f: Tensor, step: Tensor | float) -> Rows:
 
 
 def max_step(dtype: torch.dtype) -> float:
-    """Largest relative step that is told from larger ones: its square still fits the dtype, and every finite p is long saturated."""
+    """Largest relative step that is told from larger ones: its square still fits the dtype, and every finite p is
+    long saturated."""
     return 1e150 if dtype == torch.float64 else 1e16
 
 

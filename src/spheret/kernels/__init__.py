@@ -1,4 +1,5 @@
-"""The retraction as an operator: a hand-written backward over the reference formulas, and the dispatch that serves it."""
+"""The retraction as an operator: a hand-written backward over the reference formulas, and the dispatch that serves
+it."""
 
 from spheret.kernels.dispatch import retract
 

@@ -1,6 +1,7 @@
 """The retraction as one autograd node with a hand-written backward, used by eager code and traced by ``torch.compile``.
 
-Saved for the backward: ``h``, ``f`` and the scalars, which the neighbouring layers keep anyway; row statistics are recomputed, so that the
+Saved for the backward: ``h``, ``f`` and the scalars, which the neighbouring layers keep anyway; row statistics are
+    recomputed, so that the
 backward is itself a differentiable function of its inputs and second derivatives are right.
 """
 

@@ -21,20 +21,24 @@ def retract(
 ) -> Tensor:
     """Rotate the hidden state ``h`` towards the tangent part of the update ``f``; the norm of ``h`` is kept.
 
-    ``h' = cos(theta) h + sin(theta) |h| w/|w|`` with ``w = alpha (f - <h,f>/|h|^2 h)``, ``theta = p arctan(beta/p)`` and
-    ``beta = |w|/|h|`` (Sphere Retraction Normalizations, arXiv 2608.02668). Row statistics are float32 (float64 if an input is).
+    ``h' = cos(theta) h + sin(theta) |h| w/|w|`` with ``w = alpha (f - <h,f>/|h|^2 h)``, ``theta = p arctan(beta/p)``
+    and
+    ``beta = |w|/|h|`` (Sphere Retraction Normalizations, arXiv 2608.02668). Row statistics are float32 (float64 if an
+    input is).
 
     Args:
         h: hidden state, (..., d), any floating dtype.
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
-        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2 a large
-            step can rotate past the antipode of ``h``.
-        angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope; ``p`` is then ignored.
+        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p =
+            2 a large step can rotate past the antipode of ``h``.
+        angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
+            ``p`` is then ignored.
         radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
 
     Returns:
-        Tensor of the shape and dtype of ``h``. A row of ``h`` that is zero has no direction and stays (almost exactly) zero.
+        Tensor of the shape and dtype of ``h``. A row of ``h`` that is zero has no direction and stays (almost
+        exactly) zero.
 
     Raises:
         ValueError: shapes that differ, ``p`` or ``radius`` out of range, a step with more than one value per row.
@@ -63,5 +67,5 @@ def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Ten
     for name, value in (("alpha", alpha), ("p", p), ("radius", radius)):
         if isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] != 1:
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}: it is one number per row at most, so its last dimension must be 1"
+                f"{name} has shape {tuple(value.shape)}: it is one number per row at most, its last dimension must be 1"
             )

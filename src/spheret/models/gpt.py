@@ -1,7 +1,7 @@
 """GPT in nanoGPT's architecture, with the residual connection received from outside.
 
-Learned positions, packed attention, GELU MLP, tied head, no biases unless asked for. Every residual goes through a connection
-(``h = connection.combine(h, sublayer(connection.branch_input(h)))``); which one, the model does not know.
+Learned positions, packed attention, GELU MLP, tied head, no biases unless asked for. Every residual goes through a
+connection (``h = connection.combine(h, sublayer(connection.branch_input(h)))``); which one, the model does not know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class GPTConfig:
         connection: scheme of the residual connections, for example ``spheret:p=1``.
         dropout: probability, everywhere nanoGPT has one.
         bias: biases in the linear layers (normalisation biases are the scheme's option).
-        init: ``auto`` (width-aware, as the scheme wants it) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2 n_layer)).
+        init: ``auto`` (width-aware, as the scheme wants it) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2
+            n_layer)).
     """
 
     n_layer: int = 6
@@ -127,7 +128,8 @@ class GPT(nn.Module):
         length = idx.shape[1]
         if length > self.config.block_size:
             raise ValueError(
-                f"{length} tokens do not fit block_size = {self.config.block_size}: crop idx[:, -{self.config.block_size}:]"
+                f"{length} tokens do not fit block_size = {self.config.block_size}: "
+                f"crop idx[:, -{self.config.block_size}:]"
             )
         positions = torch.arange(length, device=idx.device)
         return self.stream.enter(self.drop(self.wte(idx) + self.wpe(positions)))
