@@ -145,7 +145,12 @@ def test_variants_take_turns(result: dict[str, Any], samples: list[tuple[str, in
 
 def test_parameters_are_counted_once(result: dict[str, Any]) -> None:
     parameters = {v["variant"]: v["parameters"] for v in result["variants"]}
-    assert parameters[BASELINE] == parameters[SAME_OPTIMIZER] == parameters["pre-ln"] == 31 * 16 + 8 * 16 + 5 * 16 + 24 * 256
+    assert (
+        parameters[BASELINE]
+        == parameters[SAME_OPTIMIZER]
+        == parameters["pre-ln"]
+        == 31 * 16 + 8 * 16 + 5 * 16 + 24 * 256
+    )
     assert parameters["spheret:p=learn"] == parameters["proj"] + 1
 
 

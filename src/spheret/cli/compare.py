@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 
 from rich.console import Console
 
+from spheret.cli.console import output, say
+from spheret.cli.errors import flags_checked
 from spheret.cli.progress import view
-from spheret.experiments.compare import compare, failures
+from spheret.experiments.compare import compare, failures, warnings_of
 from spheret.experiments.plan import CompareConfig
-from spheret.reporting import rich_table, write_report
+from spheret.reporting import print_table, write_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,40 +23,48 @@ class CompareCommand(CompareConfig):
     Example: spheret compare --schemes pre-ln proj spheret:p=0.5 --lrs 2e-3 4e-3 8e-3 --seeds 3 --steps 400 --out runs/first
     """
 
+    def __post_init__(self) -> None:
+        with flags_checked():
+            super().__post_init__()
+
 
 def run(config: CompareConfig) -> int:
     """Compare, print table and verdict, write results.json, results.csv and report.html; returns the exit code."""
-    console = Console()
-    runs = len(config.names) * (config.seeds + (len(config.lrs) if len(config.lrs) > 1 else 0))
-    console.print(
-        f"Comparing {', '.join(config.names)}: {runs} runs of {config.steps} steps, baseline {config.names[0]}.",
-        highlight=False,
-        soft_wrap=True,
+    _require_report_libraries()
+    console = output()
+    say(
+        console,
+        f"Comparing {', '.join(config.names)}: {config.total_runs} runs of {config.steps} steps, baseline {config.names[0]}.",
     )
     try:
         with view(console) as live:
-            results = compare(
-                config,
-                on_prepare=lambda line: console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True),
-                on_tick=live.tick,
-            )
-    except KeyboardInterrupt:
-        console.print(
-            f"\nStopped. Finished runs are kept in {config.out}; the same command goes on from there:", soft_wrap=True
-        )
-        console.print(f"  {config.command()}", markup=False, highlight=False, soft_wrap=True)
-        return 130
-    report = write_report(config.out, partial=True)
-    console.print()
-    console.print(rich_table(results))
-    console.print()
-    console.print(results["verdict"], markup=False, highlight=False, soft_wrap=True)
-    console.print()
-    console.print(f"Report:  {report}", highlight=False, soft_wrap=True)
-    console.print(
-        f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", highlight=False, soft_wrap=True
-    )
-    crashed = failures(results, config.out)
-    for run_folder, error in crashed:
-        print(f"crashed: {config.out / run_folder}: {error}", file=sys.stderr)
+            results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
+    except KeyboardInterrupt as stop:
+        say(console, f"\nStopped. {config.out} keeps the runs that have ended; go on with the same command:")
+        say(console, f"  {config.command()}")
+        return getattr(stop, "exit_code", 130)
+    say(console)
+    print_table(console, results)
+    say(console)
+    say(console, results["verdict"])
+    for warning, runs in warnings_of(results, config.out).items():
+        say(console, f"Warning from {runs} of {config.total_runs} runs: {warning}", "yellow")
+    crashed = failures(results)
+    for folder, reason in crashed:
+        print(f"{config.out / folder} {reason}", file=sys.stderr)
+    _report(console, config)
     return 1 if crashed else 0
+
+
+def _report(console: Console, config: CompareConfig) -> None:
+    report = write_report(config.out, partial=True)
+    say(console)
+    say(console, f"Report:  {report}")
+    say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}")
+
+
+def _require_report_libraries() -> None:
+    """ImportError now, not after hours of training."""
+    missing = [name for name in ("scipy", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f'intervals and report need {", ".join(missing)}: pip install "spheret[report]"')

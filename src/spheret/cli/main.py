@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import tyro
-from rich.console import Console
 
+from spheret import __version__
 from spheret.cli import bench, compare, prepare, report, schemes, train
+from spheret.cli.errors import UsageError, as_flags, explain
+from spheret.experiments.compare import ComparisonBusy
 
-DESCRIPTION = "Sphere-retraction residual connections for transformers: compare schemes, train, report."
+DESCRIPTION = """Sphere-retraction residual connections for transformers: compare schemes, train, report.
+
+Example: spheret compare --schemes pre-ln proj --seeds 3
+`spheret COMMAND --help` explains a command. SPHERET_DEBUG=1 shows the traceback of an error."""
 
 COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "compare": (compare.CompareCommand, compare.run),
@@ -21,15 +27,31 @@ COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "bench": (bench.BenchCommand, bench.run),
     "schemes": (schemes.SchemesCommand, schemes.run),
 }
+# What a user can act on. A RuntimeError of PyTorch, say, is not among them: it needs its traceback.
+USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse, run, and turn errors that a user can act on into one line on stderr (exit code 2)."""
+    """Parse and run. Exit codes: 0, 1 where a run failed, 2 for an error that a user can act on, 128 + signal."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words in (["--version"], ["-V"]):
+        print(f"spheret {__version__}")
+        sys.exit(0)
+    sys.exit(_run(words or ["--help"]))
+
+
+def _run(words: list[str]) -> int:
     classes = {name: command for name, (command, _) in COMMANDS.items()}
     try:  # building a configuration checks it, so a bad value is an error of the same kind here
-        command = tyro.extras.subcommand_cli_from_dict(classes, args=arguments, prog="spheret", description=DESCRIPTION)
-        code = next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
-    except (ValueError, FileNotFoundError, FileExistsError, RuntimeError, ImportError) as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"spheret: {error}", markup=False)
-        code = 2
-    sys.exit(code)
+        command = tyro.extras.subcommand_cli_from_dict(classes, args=words, prog="spheret", description=DESCRIPTION)
+        return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
+    except KeyboardInterrupt as stop:
+        print("spheret: interrupted", file=sys.stderr)
+        return getattr(stop, "exit_code", 130)
+    except USER_ERRORS as error:
+        if os.environ.get("SPHERET_DEBUG"):
+            raise
+        name = words[0]
+        kind = classes.get(name)
+        print(f"spheret {name}: {as_flags(explain(error), kind) if kind else explain(error)}", file=sys.stderr)
+        return 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from spheret import data
+from spheret.cli.console import output, say
+from spheret.cli.errors import flags_checked
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,22 @@ class PrepareCommand:
     out: Path | None = None
     """Folder to write to; without it, the cache."""
 
+    def __post_init__(self) -> None:
+        with flags_checked():
+            self.config()
+
+    def config(self) -> data.DataConfig:
+        """What to read and how to cut it."""
+        return data.DataConfig(
+            data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+        )
+
 
 def run(command: PrepareCommand) -> int:
     """Prepare, and print what came of it."""
-    console = Console(soft_wrap=True, highlight=False)
-    config = data.DataConfig(
-        data=command.data,
-        tokenizer=command.tokenizer,
-        val_fraction=command.val_fraction,
-        text_column=command.text_column,
-    )
-    dataset = data.prepare(
-        config, out=command.out, progress=lambda line: console.print(line, style="dim", markup=False)
-    )
+    console = output()
+    dataset = data.prepare(command.config(), out=command.out, progress=lambda line: say(console, line, "dim"))
     for key, value in dataset.summary().items():
-        console.print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}", markup=False)
-    console.print(f"folder: {dataset.path}", markup=False)
+        say(console, f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+    say(console, f"folder: {dataset.path}")
     return 0

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol, Self
+from collections.abc import Iterator
+from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from spheret.cli.console import is_terminal, say
 from spheret.experiments.compare import Comparison
+from spheret.experiments.plan import RunSpec
 from spheret.experiments.runner import Active, Runner
 from spheret.training import RunResult
 
-PLAIN_SECONDS = 15.0
+FIRST_SECONDS, MOST_SECONDS = 10.0, 300.0
+"""Plain lines on the state of things: the first after so long, later ones further and further apart."""
+SHOWN = 4
+"""Most runs that a plain line names."""
+NARROW = 88
+"""Columns that the live table takes with all it could show."""
 
 
 class View(Protocol):
@@ -27,19 +35,21 @@ class View(Protocol):
 
 def view(console: Console) -> View:
     """A live table where there is a terminal, plain lines where there is none."""
-    return LiveView(console) if console.is_terminal else PlainView(console)
+    return LiveView(console) if is_terminal() else PlainView(console)
 
 
 class Ended:
-    """Finds the runs that have ended since it was last asked."""
+    """Finds the runs that have ended since it was last asked, and counts them one by one."""
 
     def __init__(self) -> None:
-        self._seen: set[Any] = set()
+        self._seen: set[RunSpec] = set()
 
-    def lines(self, state: Comparison) -> list[str]:
-        new = [spec for spec in state.ended if spec not in self._seen]
-        self._seen.update(new)
-        return [f"{spec.label}: {outcome(state.ended[spec])}" for spec in new]
+    def lines(self, state: Comparison) -> Iterator[str]:
+        for spec, result in list(state.ended.items()):
+            if spec not in self._seen:
+                self._seen.add(spec)
+                note = " (reused)" if spec in state.reused else ""
+                yield f"[{len(self._seen)}/{state.total_runs}] {spec.label}: {outcome(result)}{note}"
 
 
 def outcome(result: RunResult | None) -> str:
@@ -52,22 +62,21 @@ def outcome(result: RunResult | None) -> str:
 
 
 class Clock:
-    """Estimates the time left from the steps done since this call of the program started."""
+    """Estimates the time left from the steps that this call has done since it began to train."""
 
     def __init__(self) -> None:
-        self.started, self.already = time.monotonic(), -1.0
+        self._started: float | None = None
 
     def left(self, state: Comparison, runner: Runner) -> float | None:
         """Seconds, None while there is nothing to go by."""
-        steps = state.config.steps
-        inside = sum(active.last_record().get("step", 0) / steps for active in runner.active)
-        done = len(state.ended) + inside
-        if self.already < 0:
-            self.already = done  # runs reused from an earlier call took no time
-        worked = done - self.already
-        if worked < 0.2:
+        if self._started is None:
+            self._started = time.monotonic()
+        inside = sum(_step(active) / state.config.steps for active in runner.active)
+        worked = len(state.ended) - len(state.reused) + inside  # reused runs took no time
+        remaining = state.total_runs - len(state.ended) - inside
+        if worked < 0.1:
             return None
-        return (time.monotonic() - self.started) * (state.total_runs - done) / worked
+        return (time.monotonic() - self._started) * remaining / worked
 
 
 def duration(seconds: float | None) -> str:
@@ -80,10 +89,12 @@ def duration(seconds: float | None) -> str:
 
 
 class PlainView:
-    """One line when a run ends, and one line on the state of things every quarter of a minute."""
+    """One line when a run ends, and now and then one on the state of things."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.ended, self.clock, self.last = console, Ended(), Clock(), time.monotonic()
+        self.console, self.ended, self.clock = console, Ended(), Clock()
+        self._started: float | None = None
+        self._next = FIRST_SECONDS
 
     def __enter__(self) -> Self:
         return self
@@ -91,23 +102,35 @@ class PlainView:
     def __exit__(self, *error: object) -> None: ...
 
     def tick(self, state: Comparison, runner: Runner) -> None:
+        left = self.clock.left(state, runner)
         for line in self.ended.lines(state):
-            self._print(f"[{len(state.ended)}/{state.total_runs}] {line}")
-        if time.monotonic() - self.last > PLAIN_SECONDS and runner.active:
-            self.last = time.monotonic()
-            running = "; ".join(_running(active, state.config.steps) for active in runner.active)
-            self._print(
-                f"{len(state.ended)}/{state.total_runs} runs, {duration(self.clock.left(state, runner))} left: {running}"
-            )
+            say(self.console, line)
+        if not runner.active:
+            return
+        if self._started is None:
+            self._started = time.monotonic()
+            say(self.console, f"training {at_a_time(runner)}")
+        passed = time.monotonic() - self._started
+        if passed >= self._next:
+            self._next = passed + min(MOST_SECONDS, max(FIRST_SECONDS, passed / 20))
+            running = "; ".join(_running(active, state.config.steps) for active in runner.active[:SHOWN])
+            done = f"{len(state.ended)}/{state.total_runs} runs done, {duration(left)} left; now"
+            say(self.console, f"{done} {running}" + ("; ..." if len(runner.active) > SHOWN else ""))
 
-    def _print(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+def at_a_time(runner: Runner) -> str:
+    """'2 runs at a time, 1 thread each'."""
+    runs, threads = "s" * (runner.jobs > 1), "s" * (runner.threads > 1)
+    return f"{runner.jobs} run{runs} at a time, {runner.threads} thread{threads} each"
 
 
 def _running(active: Active, steps: int) -> str:
-    record = active.last_record()
-    loss = f", loss {record['loss']:.3f}" if record.get("loss") is not None else ""
-    return f"{active.spec.label} step {record.get('step', 0)}/{steps}{loss}"
+    loss = active.last_record().get("loss")
+    return f"{active.spec.label} step {_step(active)}/{steps}" + (f" loss {loss:.3f}" if loss is not None else "")
+
+
+def _step(active: Active) -> int:
+    return int(active.last_record().get("step", 0))
 
 
 class LiveView:
@@ -118,40 +141,43 @@ class LiveView:
         self.live = Live(console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        self.live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.live.stop()
 
     def tick(self, state: Comparison, runner: Runner) -> None:
+        if not self.live.is_started:  # not before there is something to show: a signal then finds the cursor as it was
+            self.live.start()
         for line in self.ended.lines(state):
-            self.live.console.print(f"[{len(state.ended)}/{state.total_runs}] {line}", markup=False, highlight=False)
+            say(self.live.console, line)
         self.live.update(Group(self._table(state, runner), self._bar(state, runner)))
 
     def _table(self, state: Comparison, runner: Runner) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("run", "step", "loss", "val loss", "tokens/s", "left"):
-            table.add_column(name, justify="left" if name == "run" else "right")
+        wide = self.console.width >= NARROW
+        for name in ("run", "step", "loss", "val loss", *(("tokens/s",) if wide else ()), "left"):
+            first = name == "run"
+            table.add_column(name, justify="left" if first else "right", no_wrap=not first, overflow="fold")
         for active in runner.active:
             record = active.last_record()
-            step, speed = record.get("step", 0), record.get("tokens_per_s")
+            step, speed = _step(active), record.get("tokens_per_s")
             tokens_left = (state.config.steps - step) * active.spec.config.tokens_per_step
             table.add_row(
                 active.spec.label,
                 f"{step}/{state.config.steps}",
                 _number(record.get("loss"), ".3f"),
                 _number(record.get("val_loss"), ".4f"),
-                _number(speed, ",.0f"),
+                *((_number(speed, ",.0f"),) if wide else ()),
                 duration(tokens_left / speed if speed else None),
             )
         return table
 
     def _bar(self, state: Comparison, runner: Runner) -> RenderableType:
         line = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=state.total_runs, completed=len(state.ended), width=30)
-        text = f"{len(state.ended)}/{state.total_runs} runs, {len(runner.active)} at work, {duration(self.clock.left(state, runner))} left"
-        line.add_row(bar, text)
+        bar = ProgressBar(total=state.total_runs, completed=len(state.ended), width=20)
+        left = duration(self.clock.left(state, runner))
+        line.add_row(bar, f"{len(state.ended)}/{state.total_runs} runs, {len(runner.active)} at work, {left} left")
         return line
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
-from spheret.reporting import load_results, markdown, rich_table, write_report
+from spheret.cli.console import output, say
+from spheret.reporting import load_results, markdown, print_table, write_report
 
 
 @dataclass(frozen=True)
 class ReportCommand:
     """Rebuild table, plots and report.html of a comparison from its folder.
 
-    Example: spheret report runs/compare --figures figures/
+    Example: spheret report runs/first --figures figures/
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
@@ -28,14 +28,16 @@ class ReportCommand:
 
 
 def run(command: ReportCommand) -> int:
-    """Write the report and print the table."""
-    console = Console()
-    report = write_report(command.folder, partial=True, figures=command.figures)
+    """Print the table and write the report."""
+    console = output()
     results = load_results(command.folder)
     if command.markdown:
         print(markdown(results))
     else:
-        console.print(rich_table(results))
-        console.print(results["verdict"], markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Report: {report}", highlight=False, soft_wrap=True)
+        print_table(console, results)
+        say(console)
+        say(console, results["verdict"])
+        say(console)
+    report = write_report(command.folder, partial=True, figures=command.figures)
+    say(console, f"Report: {report}")
     return 0

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from spheret.cli.console import output, say
+from spheret.cli.errors import UsageError, flags_checked
+from spheret.cli.progress import duration
 from spheret.connections import canonical_name
 from spheret.data import prepare
 from spheret.experiments.settings import RunSettings
-from spheret.training import TrainingInterrupted, train
+from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
+from spheret.training.files import CONFIG, RUN
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(RunSettings):
-    """Train one model.
+    """Train one model into a run folder: config.json, metrics.jsonl, checkpoints, diagnostics.json and run.json.
 
-    Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/first
+    Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
+    Stopped by Ctrl-C or a signal, it goes on with the same command and --resume.
     """
 
     scheme: str = "spheret:p=1"
@@ -27,37 +32,72 @@ class TrainCommand(RunSettings):
     """Peak learning rate."""
     seed: int = 1
     """Decides the initial weights and the order of the batches."""
+    checkpoint_interval: int = 500
+    """Steps between checkpoints; 0: only one at the end, and a run that is stopped starts over."""
     out: Path = Path("runs/train")
     """Run folder."""
     resume: bool = False
     """Go on from the newest checkpoint in --out."""
 
+    def __post_init__(self) -> None:
+        with flags_checked():
+            self.config(vocab_size=1)
+
+    def config(self, vocab_size: int) -> TrainConfig:
+        """The run's configuration, for a vocabulary of this size."""
+        return self.train_config(canonical_name(self.scheme), lr=self.lr, seed=self.seed, vocab_size=vocab_size)
+
 
 def run(command: TrainCommand) -> int:
     """Train with one line of progress per log record; returns the exit code."""
-    console = Console(soft_wrap=True, highlight=False)
-    dataset = prepare(command.data_config, progress=lambda line: console.print(line, style="dim", markup=False))
-    config = command.train_config(
-        canonical_name(command.scheme), lr=command.lr, seed=command.seed, vocab_size=dataset.tokenizer.vocab_size
-    )
+    console = output()
+    _check_folder(command)
+    dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
+    config = command.config(dataset.tokenizer.vocab_size)
+    line = progress_line(config)
     try:
         result = train(
-            config,
-            command.out,
-            dataset=dataset,
-            resume=command.resume,
-            on_log=lambda r: console.print(_line(r, config.total_steps)),
+            config, command.out, dataset=dataset, resume=command.resume, on_log=lambda record: say(console, line(record))
         )
     except TrainingInterrupted as stop:
-        console.print(f"Stopped. {command.out} holds the run so far; go on with the same command and --resume.")
+        kept = "" if checkpoints(command.out) else ", from the start, for want of a checkpoint"
+        say(console, f"Stopped. {command.out} holds the run so far; go on with the same command and --resume{kept}.")
         return stop.exit_code
-    loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se:.4f}"
-    console.print(
-        f"{result.outcome}: validation loss {loss} nats/token, {result.parameters:,} parameters, run folder {command.out}"
-    )
-    if result.reason:
-        console.print(result.reason)
+    say(console, summary(result))
     return 0 if result.outcome == "finished" else 1
+
+
+def summary(result: RunResult) -> str:
+    """What became of the run, in one or two lines."""
+    loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se or 0:.4f} nats/token"
+    collapsed = ", collapsed to the unigram plateau" if result.collapsed else ""
+    text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}, {result.parameters:,} parameters"
+    return "\n".join([text, *([result.reason] if result.reason else []), f"Run folder: {result.folder}"])
+
+
+def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
+    """Makes one line of a log record: step, losses, learning rate, gradient norm, speed, time left."""
+    started: tuple[float, int] | None = None
+
+    def line(record: dict[str, Any]) -> str:
+        nonlocal started
+        step, steps, now = record["step"], config.total_steps, time.monotonic()
+        if started is None:
+            started = (now, step)
+        done = step - started[1]
+        left = duration((now - started[0]) / done * (steps - step) if done else None)
+        return _line(record, steps) + f"  left {left}"
+
+    return line
+
+
+def _check_folder(command: TrainCommand) -> None:
+    """UsageError where the folder holds a run already, or none to resume: known before the corpus is read."""
+    out = command.out
+    if command.resume and not (out / CONFIG).exists():
+        raise UsageError(f"--resume: there is no run in {out}; leave --resume away to start one")
+    if not command.resume and ((out / RUN).exists() or checkpoints(out)):
+        raise UsageError(f"{out} already holds a run: go on with it by --resume, or choose another --out")
 
 
 def _line(record: dict[str, Any], steps: int) -> str:

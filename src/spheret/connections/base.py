@@ -8,8 +8,12 @@ stream, ``exit`` takes the stream to the head. A *scheme* is the frozen descript
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -121,6 +125,15 @@ class Scheme(ABC):
 
     name: ClassVar[str]
     keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised
+    # What ``preset=name`` stands for in a scheme's name: options, of which any that is given beside it wins.
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    @property
+    def summary(self) -> str:
+        """One line for a list of schemes: the first sentence of the file that implements it, unless the options say
+        more."""
+        documentation = inspect.getdoc(sys.modules[type(self).__module__]) or self.name
+        return re.split(r"\.\s+(?=[A-Z])", " ".join(documentation.split()))[0].rstrip(".").replace("``", "")
 
     @abstractmethod
     def connection(

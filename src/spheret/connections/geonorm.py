@@ -29,3 +29,8 @@ class GeoNormScheme(SpheretScheme):
     name: ClassVar[str] = "geonorm"
 
     p: float = math.inf  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.p != math.inf:
+            raise ValueError(f"geonorm with p = {self.p}: GeoNorm is p = inf; write spheret:p={self.p}")

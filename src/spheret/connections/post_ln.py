@@ -1,5 +1,9 @@
-r"""Post-LN: ``h' = LN(h + F(h))`` (Vaswani et al. 2017). Every connection rescales the stream, so the skip path
-decays with depth.
+r"""Post-LN: ``h' = LN(h + b F(h))`` (Vaswani et al. 2017 with b = 1). Every connection rescales the stream, so the skip
+path decays with depth.
+
+The default b = 1/sqrt(2L) is DeepNorm's idea (arXiv 2203.00555: LN(a h + F), a = 1/b) with the exponent 1/2: the skip
+path keeps a share of about e^(-1/2) of the embedding at every depth, and the last projections learn slowly enough to
+stay there. With b = 1 and only their initial weights scaled by 1/sqrt(2L), 24 layers collapse to the unigram plateau.
 
 Parameters: one gain of width d per connection. Cost: reads h and f, writes h'.
 """
@@ -17,7 +21,7 @@ from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, 
 
 
 class PostLN(Connection):
-    """Euclidean residual with a LayerNorm (eps 1e-5) on the sum."""
+    """Euclidean residual with a LayerNorm (eps 1e-5) on the sum with ``branch`` times the update."""
 
     def __init__(self, dim: int, bias: bool = False, branch: float = 1.0) -> None:
         super().__init__()
@@ -47,7 +51,9 @@ class EntryNorm(Stream):
 
 @dataclass(frozen=True, kw_only=True)
 class PostLNScheme(Scheme):
-    """Options of ``post-ln``: ``gain`` and ``embedding_gain`` scale the initial weights."""
+    """Options of ``post-ln``: ``branch`` is b (``branch=1``: as published); ``residual`` scales the initial last
+    projections,
+    ``gain`` and ``embedding_gain`` all others."""
 
     name: ClassVar[str] = "post-ln"
 
@@ -55,7 +61,7 @@ class PostLNScheme(Scheme):
     gain: float = 1.0
     embedding_gain: float = 1.0
     branch: float | None = None
-    residual: float | None = None
+    residual: float = 1.0
 
     def stream(self, dim: int, n_layers: int) -> Stream:
         return EntryNorm(dim, self.bias)
@@ -63,11 +69,13 @@ class PostLNScheme(Scheme):
     def connection(
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        return PostLN(dim, self.bias, 1.0 if self.branch is None else self.branch)
+        return PostLN(
+            dim, self.bias, 1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.branch is None else self.branch
+        )
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+            residual_gain=self.residual,
         )

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
@@ -18,9 +19,10 @@ from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, 
 class PreLN(Connection):
     """Euclidean residual with a LayerNorm (eps 1e-5) in front of the sublayer."""
 
-    def __init__(self, dim: int, bias: bool = False) -> None:
+    def __init__(self, dim: int, bias: bool = False, branch: float = 1.0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim, bias=bias)
+        self.branch = branch
 
     def reset_parameters(self) -> None:
         self.norm.reset_parameters()
@@ -29,7 +31,7 @@ class PreLN(Connection):
         return self.norm(h)
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        return h + f
+        return h + f if self.branch == 1 else torch.add(h, f, alpha=self.branch)
 
 
 class FinalNorm(Stream):
@@ -48,14 +50,14 @@ class FinalNorm(Stream):
 
 @dataclass(frozen=True, kw_only=True)
 class PreLNScheme(Scheme):
-    """Options of ``pre-ln``: ``gain`` and ``embedding_gain`` scale the initial weights, ``residual`` the last
-    projections."""
+    """Options of ``pre-ln``: ``gain`` and ``embedding_gain`` scale the initial weights, ``bias`` adds one to norms."""
 
     name: ClassVar[str] = "pre-ln"
 
     bias: bool = False
     gain: float = 0.57
-    embedding_gain: float = 0.57
+    embedding_gain: float = 1.0
+    branch: float = 1.0
     residual: float | None = None
 
     def stream(self, dim: int, n_layers: int) -> Stream:
@@ -64,7 +66,7 @@ class PreLNScheme(Scheme):
     def connection(
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        return PreLN(dim, self.bias)
+        return PreLN(dim, self.bias, self.branch)
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(

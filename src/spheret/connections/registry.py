@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from typing import Any, Literal
@@ -46,18 +47,19 @@ def parse_scheme(spec: str | Scheme) -> Scheme:
     if name not in SCHEMES:
         raise ValueError(f"unknown scheme {name!r}: choose one of {', '.join(available())}")
     cls = SCHEMES[name]
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    types_by_key = _option_types(cls)
     options: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
         key = key.replace("-", "_")
-        if not equals or key not in fields:
-            raise ValueError(f"scheme {spec!r}: no option {item!r}; {name} takes {', '.join(fields) or 'no options'}")
-        if key in options and options[key] != _value(hints[key], value, spec, key):
+        if not equals or key not in types_by_key:
+            known = ", ".join(types_by_key) or "no options"
+            raise ValueError(f"scheme {spec!r}: no option {item!r}; {name} takes {known}")
+        if key in options and options[key] != _value(types_by_key[key], value, spec, key):
             raise ValueError(f"scheme {spec!r}: option {key!r} is given twice with different values")
-        options[key] = _value(hints[key], value, spec, key)
-    return cls(**options)
+        options[key] = _value(types_by_key[key], value, spec, key)
+    preset = cls.presets[options.pop("preset")] if "preset" in options else {}
+    return cls(**{**preset, **options})
 
 
 def canonical_name(spec: str | Scheme) -> str:
@@ -84,6 +86,13 @@ def build_connection(spec: str | Scheme, *, dim: int, layer: int = 1, n_layers: 
     return parse_scheme(spec).connection(dim, layer=layer, n_layers=n_layers, sublayer=sublayer)
 
 
+def _option_types(cls: type[Scheme]) -> dict[str, Any]:
+    """Type of every option that a name may carry: the scheme's fields, and ``preset`` where it has some."""
+    hints = typing.get_type_hints(cls)
+    options = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    return options | {"preset": Literal.__getitem__(tuple(cls.presets))} if cls.presets else options
+
+
 def _join(name: str, options: dict[str, Any]) -> str:
     text = ",".join(f"{k.replace('_', '-')}={_text(v)}" for k, v in options.items())
     return f"{name}:{text}" if text else name
@@ -92,7 +101,10 @@ def _join(name: str, options: dict[str, Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _value(hint: Any, text: str, spec: str, key: str) -> Any:
@@ -109,9 +121,11 @@ def _value(hint: Any, text: str, spec: str, key: str) -> Any:
             return text.lower() == "true"
         if kind is float:
             try:
-                return float(text)
+                number = float(text)
             except ValueError:
                 continue
+            if not math.isnan(number):
+                return number
     raise ValueError(f"scheme {spec!r}: {key} = {text!r} does not fit; it takes {_allowed(alternatives)}")
 
 

@@ -16,6 +16,13 @@ from spheret.connections.base import ParameterRole
 LOG_P_RANGE = (-3.0, 5.0)  # p from 0.05 to 148: beyond, neighbours in p are the same map to float32
 
 
+def check_start(p: float) -> None:
+    """ValueError: an exponent cannot be learned from this start."""
+    lowest, highest = (math.exp(bound) for bound in LOG_P_RANGE)
+    if not lowest <= p <= highest:
+        raise ValueError(f"p starts at {p}: a learned exponent stays in [{lowest:.2f}, {highest:.0f}]; start inside")
+
+
 class Float32Module(nn.Module):
     """A module whose parameters and buffers stay float32 when the model is cast to a lower precision."""
 
@@ -72,6 +79,7 @@ class LearnedExponent(Float32Module):
 
     def __init__(self, start: float = 1.0) -> None:
         super().__init__()
+        check_start(start)
         self.start = start
         self.log_p = nn.Parameter(torch.empty(1, dtype=torch.float32))
         self.reset_parameters()

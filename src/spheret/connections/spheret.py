@@ -17,19 +17,23 @@ closest reading of the paper's text.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
-from spheret.connections.scalars import LearnedExponent, StepSize
+from spheret.connections.scalars import LearnedExponent, StepSize, check_start
 from spheret.connections.stream import SphereStream
 from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import retract
 
 Decay = Literal["inv-sqrt", "inv", "none"]
 LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
+# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes
+# Q4-Q9).
+PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}
 
 
 def decay_factor(decay: str, index: int) -> float:
@@ -40,9 +44,14 @@ def decay_factor(decay: str, index: int) -> float:
     return factors[decay]
 
 
-def default_alpha(n_layers: int | None) -> float:
-    """Where alpha starts for a model of this depth."""
-    return 1.0 if n_layers is None else min(1.0, math.sqrt(6 / n_layers))
+def default_alpha(n_layers: int) -> float:
+    """Where alpha starts: ``2 / sqrt(L)``, at most 1.
+
+    With lambda_l = 1/sqrt(l) the steps of all 2L sublayers then sum to about 8 at every depth. That sum decides:
+    early in training every update aligns with the mean state, a sublayer multiplies the rest of a token's signal by
+    ``1 - s c``, and a start of 1 (sum ``4 sqrt(L)``) collapses from 24 layers on, as a start of 1/2 does at 72.
+    """
+    return min(1.0, 2 / math.sqrt(n_layers))
 
 
 class SpheretNorm(Connection):
@@ -143,6 +152,7 @@ class SpheretScheme(Scheme):
 
     name: ClassVar[str] = "spheret"
     keeps_norm: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": PAPER}
 
     p: float | Literal["learn", "learn-per-layer"] = 1.0
     p_start: float = 1.0
@@ -157,18 +167,26 @@ class SpheretScheme(Scheme):
     final_norm: Literal["layernorm", "none"] = "layernorm"
     gain: float = 1.0
     embedding_gain: float = 1.0
-    preset: Literal["default", "paper"] = "default"
 
     def __post_init__(self) -> None:
         if isinstance(self.p, str) and self.p not in (LEARN, LEARN_PER_LAYER):
             raise ValueError(f"p = {self.p!r}: give a number in (0, inf], {LEARN} or {LEARN_PER_LAYER}")
         if isinstance(self.p, float | int) and not self.p > 0:
             raise ValueError(f"p = {self.p}: the exponent must lie in (0, inf]")
-        if self.preset == "paper":
-            defaults = {f.name: f.default for f in fields(self)}
-            for name, value in PAPER.items():
-                if getattr(self, name) == defaults[name]:  # an option given beside the preset wins
-                    object.__setattr__(self, name, value)
+        check_start(self.p_start)
+
+    @property
+    def summary(self) -> str:
+        """What this exponent means; all members of the family differ in it alone."""
+        if isinstance(self.p, str):
+            where = "one p for the model" if self.p == LEARN else "a p for every connection"
+            return f"p-SpheretNorm with {where}, learned, starting at {self.p_start:g}: theta = p arctan(beta/p)"
+        known = {
+            1.0: "Proj-SpheretNorm, the metric projection: p = 1, theta = arctan(beta) (arXiv 2608.02668)",
+            2.0: "Cay-SpheretNorm, the Cayley transform: p = 2, theta = 2 arctan(beta/2) (arXiv 2608.02668)",
+            math.inf: "GeoNorm, the exponential map: p = inf, theta = beta (arXiv 2601.22095)",
+        }
+        return known.get(self.p, f"p-SpheretNorm: p = {self.p:g}, theta = p arctan(beta/p) (arXiv 2608.02668)")
 
     def stream(self, dim: int, n_layers: int) -> SphereStream:
         exponent = LearnedExponent(self.p_start) if self.p == LEARN else None
@@ -195,8 +213,3 @@ class SpheretScheme(Scheme):
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(embedding_std=self.embedding_gain / math.sqrt(dim), gain=self.gain)
-
-
-# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes
-# Q4-Q9).
-PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}

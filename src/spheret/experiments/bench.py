@@ -1,14 +1,15 @@
 """Speed of whole optimisation steps, against nanoGPT, in one process and in turn.
 
-A machine that is busy elsewhere slows the variants down together, so the figure to trust is the *ratio* to the baseline taken round by
-round, not the seconds of either. Round i runs every variant once, in the same order, on the same batch.
+A machine that is busy elsewhere slows the variants down together, so the figure to trust is the *ratio* to the
+baseline taken round by round, not the seconds of either. A round runs every variant once, in the same order, on the
+same batch; all variants are in memory at once.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,16 +20,27 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections import canonical_name
+from spheret.experiments.bench_results import TABLE_HEADER, Regression, compare_results, to_table
 from spheret.experiments.nanogpt import NanoGPT, configure_adamw
 from spheret.models import GPT, GPTConfig
 from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
 from spheret.training.environment import machine, versions
 from spheret.training.optimizer import build_adamw
 
+__all__ = [
+    "BASELINE",
+    "SAME_OPTIMIZER",
+    "TABLE_HEADER",
+    "Regression",
+    "StepBench",
+    "bench_step",
+    "compare_results",
+    "to_table",
+]
+
 BASELINE = "nanogpt"
 SAME_OPTIMIZER = "nanogpt (our optimizer)"
 FORMAT = 1
-TABLE_HEADER = ("variant", "parameters", "ms per step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
 LEARNING_RATE, GRAD_CLIP = 6e-4, 1.0
 
 OnSample = Callable[[str, int, float], None]
@@ -111,10 +123,11 @@ class Variant:
 def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
     """Time one optimisation step of every scheme against nanoGPT's and return a JSON-able record.
 
-    Variants, in the order in which every round runs them: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``, which tells what
-    the optimizer contributes, then spheret's GPT with each scheme and the trainer's optimizer. Of each: ``seconds`` of every timed
-    step, their median, p10 and p90, tokens/s at the median, ``ratios`` to the baseline's step of the same round with median, p10 and
-    p90, and on CUDA the peak memory that this variant would need alone.
+    Variants, in the order in which every round runs them: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``,
+    which tells what the optimizer contributes, then spheret's GPT with each scheme and the trainer's optimizer. Of
+    each: ``seconds`` of every timed step, their median, p10 and p90, tokens/s at the median, ``ratios`` to the
+    baseline's step of the same round with median, p10 and p90, and on CUDA the peak memory that this variant would
+    need alone.
 
     Raises:
         ValueError: a device this machine does not have.
@@ -137,7 +150,8 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
         "format": FORMAT,
         "kind": "step",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(config) | {"schemes": list(config.schemes), "device": device.type, "dtype": str(dtype)[6:]},
+        "settings": asdict(config)
+        | {"schemes": list(config.schemes), "device": device.type, "dtype": str(dtype).removeprefix("torch.")},
         "environment": {"versions": versions(), "machine": machine(device)},
         "baseline": variants[0].name,
         "variants": [_summary(variant, variants[0], config.batch_size * config.block_size) for variant in variants],
@@ -159,60 +173,11 @@ def build_variants(config: StepBench, device: torch.device) -> list[Variant]:
 
 
 def batch(config: StepBench, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random ids (B, T) and their successors, a function of the seed and the round: the work does not depend on the text."""
+    """Random ids (B, T) and their successors, a function of seed and round: the work does not depend on the text."""
     rng = np.random.default_rng([config.seed, number + config.warmup])
     tokens = rng.integers(config.vocab_size, size=(config.batch_size, config.block_size + 1))
     x, y = (to_device(np.ascontiguousarray(part), device) for part in (tokens[:, :-1], tokens[:, 1:]))
     return x, y
-
-
-def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row of texts per variant, in the columns of ``TABLE_HEADER``."""
-    return [
-        (
-            v["variant"],
-            f"{v['parameters']:,}",
-            f"{1e3 * v['median_s']:.2f}",
-            f"{1e3 * v['p10_s']:.2f} - {1e3 * v['p90_s']:.2f}",
-            f"{v['tokens_per_s']:,.0f}",
-            f"{v['ratio']:.3f}",
-            f"{v['ratio_p10']:.3f} - {v['ratio_p90']:.3f}",
-            "-" if v["peak_bytes"] is None else f"{v['peak_bytes'] / 2**20:,.0f} MiB",
-        )
-        for v in result["variants"]
-    ]
-
-
-@dataclass(frozen=True)
-class Regression:
-    """A variant whose ratio to the baseline grew beyond the tolerance."""
-
-    variant: str
-    old_ratio: float
-    new_ratio: float
-
-    def __str__(self) -> str:
-        change = 100 * (self.new_ratio / self.old_ratio - 1)
-        return f"{self.variant}: {self.new_ratio:.3f} of the baseline's step, was {self.old_ratio:.3f} ({change:+.0f}%)"
-
-
-def compare_results(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float = 0.15) -> list[Regression]:
-    """The variants of `old` whose median ratio is more than `tolerance` (a fraction) larger in `new`; empty: no regression.
-
-    Ratios carry over between machines of one kind, so results are comparable when shape, precision, compilation and kind of device
-    agree. ValueError: they do not, or a variant of `old` is missing in `new`.
-    """
-    free = ("schemes", "rounds", "warmup", "seed")
-    settings = [{k: v for k, v in result["settings"].items() if k not in free} for result in (old, new)]
-    differing = sorted(k for k in settings[0].keys() | settings[1].keys() if settings[0].get(k) != settings[1].get(k))
-    if differing:
-        pairs = ", ".join(f"{k} {settings[0].get(k)} and {settings[1].get(k)}" for k in differing)
-        raise ValueError(f"the two results are not comparable: {pairs}; run the benchmark again with the old settings")
-    ratios = [{v["variant"]: v["ratio"] for v in result["variants"]} for result in (old, new)]
-    if missing := [name for name in ratios[0] if name not in ratios[1]]:
-        raise ValueError(f"the new result lacks {', '.join(missing)}; add it to the benchmark's schemes")
-    found = [Regression(name, ratio, ratios[1][name]) for name, ratio in ratios[0].items()]
-    return [r for r in found if r.new_ratio > r.old_ratio * (1 + tolerance)]
 
 
 def _timed(
@@ -272,7 +237,7 @@ def _collect_between_rounds() -> Iterator[Callable[[], object]]:
 
 
 def _enough_compilations(config: StepBench, variants: int) -> AbstractContextManager[object]:
-    """All schemes share the code of one GPT.forward, and the compiler gives up on a function after 8 versions of it by default."""
+    """All schemes share the code of GPT.forward, and the compiler by default gives up on a function's ninth version."""
     if not config.compile:
         return nullcontext()
     torch.compiler.reset()

@@ -7,22 +7,30 @@ grid would gain from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 
-from spheret.data import Dataset, prepare
+from spheret.data import Dataset, fixed_windows, prepare, sample_batch
 from spheret.experiments.plan import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
-from spheret.experiments.runner import ERROR_FILE, Runner, default_jobs
+from spheret.experiments.runner import Runner, default_jobs, threads_per_run
 from spheret.experiments.statistics import summarise, verdict
+from spheret.experiments.worker import WARNINGS_FILE, explain_exit
+from spheret.models import GPT
 from spheret.training import RunResult, machine, versions
 from spheret.training.device import resolve_device
 from spheret.training.files import write_json
 
 RESULTS = "results.json"
+
+
+class ComparisonBusy(RuntimeError):
+    """Another process compares into the same folder."""
 
 
 class Comparison:
@@ -31,22 +39,33 @@ class Comparison:
     def __init__(self, config: CompareConfig, dataset: Dataset) -> None:
         self.config, self.dataset = config, dataset
         self.ended: dict[RunSpec, RunResult | None] = {}
+        self.reused: set[RunSpec] = set()
         self.best_lr: dict[str, float] = {}
-        rates = len(config.lrs)
-        self.total_runs = len(config.names) * (config.seeds + (rates if rates > 1 else 0))
+        self.untunable: set[str] = set()
+        self.jobs = max(1, min(config.jobs or default_jobs(config.device), self.total_runs))
+
+    @property
+    def total_runs(self) -> int:
+        """Runs of the whole comparison, as far as it can be known."""
+        return self.config.total_runs - self.config.seeds * len(self.untunable)
 
     def first_runs(self) -> list[RunSpec]:
         """Tuning runs of every scheme, or the seeds at once where there is one learning rate."""
         tuning = [spec for scheme in self.config.names for spec in tuning_runs(self.config, scheme, *self._data)]
         return tuning or [spec for scheme in self.config.names for spec in self._seeds(scheme, self.config.lrs[0])]
 
-    def record(self, spec: RunSpec, result: RunResult | None) -> list[RunSpec]:
-        """Take note of a run that ended; returns the runs that can start now."""
+    def record(self, spec: RunSpec, result: RunResult | None, *, reused: bool = False) -> list[RunSpec]:
+        """Take note of a run that ended (None: it crashed); returns the runs that can start now."""
         self.ended[spec] = result
+        if reused:
+            self.reused.add(spec)
         if spec.purpose == "seed":
             return []
         tuned = self._of(spec.scheme, "tuning")
         if len(tuned) < len(self.config.lrs):
+            return []
+        if all(r is None for r in tuned.values()):  # the seeds would crash as well
+            self.untunable.add(spec.scheme)
             return []
         return self._seeds(spec.scheme, best_rate(tuned))
 
@@ -63,7 +82,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[RunSpec]:
-        """Runs whose process crashed."""
+        """Runs that crashed."""
         return [spec for spec, result in self.ended.items() if result is None]
 
     def results(self) -> dict[str, Any]:
@@ -76,12 +95,26 @@ class Comparison:
             "command": config.command(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": self._settings(),
-            "environment": {"versions": versions(), "machine": machine(resolve_device(config.device))},
+            "environment": {
+                "versions": versions(),
+                # The runs' threads, not those of this process.
+                "machine": machine(resolve_device(config.device)) | {"threads": threads_per_run(self.jobs)},
+            },
             "data": self.dataset.summary() | {"unigram_loss": None if any_result is None else any_result.unigram_loss},
             "schemes": summarise(entries),
         }
-        results["verdict"] = verdict(results)
+        results["verdict"] = verdict(results) + self._incomplete()
         return results
+
+    def _incomplete(self) -> str:
+        there = len(self.ended) - len(self.failed)
+        if there == self.total_runs:
+            return ""
+        crashed = f", {len(self.failed)} of them crashed" if self.failed else ""
+        return (
+            f"\nNote: This comparison is not complete: {len(self.ended)} of {self.total_runs} runs have ended{crashed}. "
+            "The same command runs what is missing."
+        )
 
     def _settings(self) -> dict[str, Any]:
         config = self.config
@@ -98,6 +131,7 @@ class Comparison:
             "seeds": list(range(1, config.seeds + 1)),
             "tuning_seed": TUNING_SEED if len(config.lrs) > 1 else None,
             "batch_size": config.batch_size,
+            "jobs": self.jobs,
             "tokens_per_run": run.total_steps * run.tokens_per_step,
             "schedule": config.schedule,
             "warmup_steps": run.warmup_steps,
@@ -125,11 +159,8 @@ class Comparison:
     def _run(self, spec: RunSpec, result: RunResult | None) -> dict[str, Any]:
         where = {"seed": spec.seed, "lr": spec.lr, "run": str(spec.folder.relative_to(self.config.out))}
         if result is None:
-            return where | {
-                "outcome": "interrupted",
-                "reason": f"crashed, see {ERROR_FILE} in its folder",
-                "val_loss": None,
-            }
+            reason = f"crashed: {explain_exit(spec.folder, None)}"
+            return where | {"outcome": "interrupted", "reason": reason, "val_loss": None}
         return where | {
             "outcome": result.outcome,
             "reason": result.reason,
@@ -163,52 +194,86 @@ def compare(
     run that ends, so an interrupted comparison can be reported as far as it came.
 
     Raises:
-        RuntimeError: another process compares into the same folder.
-        KeyboardInterrupt: after the running processes have been stopped and what is there has been written.
+        ValueError, FileNotFoundError: settings or data that no run could work with; nothing has been trained.
+        OSError: the folder cannot be written.
+        ComparisonBusy: another process compares into the same folder.
+        TrainingInterrupted (a KeyboardInterrupt): a signal came; the running processes have been stopped and what is there has been written.
     """
-    config.out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(config.out / ".lock", timeout=0):
-            return _compare(config, on_prepare, on_tick)
-    except Timeout:
-        raise RuntimeError(
-            f"another comparison is running in {config.out}: wait for it, or choose another --out"
-        ) from None
+    _check_machine_and_models(config)
+    with _only_here(config.out):
+        dataset = prepare(config.data_config, progress=on_prepare)
+        _check_length(config, dataset)
+        return _compare(Comparison(config, dataset), on_tick)
 
 
-def _compare(
-    config: CompareConfig,
-    on_prepare: Callable[[str], None] | None,
-    on_tick: Callable[[Comparison, Runner], None] | None,
-) -> dict[str, Any]:
-    dataset = prepare(config.data_config, progress=on_prepare)
-    state = Comparison(config, dataset)
+def _compare(state: Comparison, on_tick: Callable[[Comparison, Runner], None] | None) -> dict[str, Any]:
+    def save() -> dict[str, Any]:
+        results = state.results()
+        write_json(state.config.out / RESULTS, results)
+        return results
 
-    def on_end(spec: RunSpec, result: RunResult | None) -> None:
-        for following in state.record(spec, result):
+    def on_end(spec: RunSpec, result: RunResult | None, *, reused: bool) -> None:
+        for following in state.record(spec, result, reused=reused):
             runner.add(following)
-        write_json(config.out / RESULTS, state.results())
+        if not reused:
+            save()
 
-    runner = Runner(
-        dataset.path,
-        min(config.jobs or default_jobs(config.device), state.total_runs),
-        on_end,
-        None if on_tick is None else lambda r: on_tick(state, r),
-    )
+    tick = None if on_tick is None else lambda runner: on_tick(state, runner)
+    runner = Runner(state.dataset.path, state.jobs, on_end, tick)
     for spec in state.first_runs():
         runner.add(spec)
-    runner.run()
-    results = state.results()
-    write_json(config.out / RESULTS, results)
+    try:
+        runner.run()
+    finally:
+        results = save()
     return results
 
 
-def failures(results: dict[str, Any], out: Path) -> list[tuple[str, str]]:
-    """(run folder, last line of its error) of every run that crashed."""
-    crashed = []
+@contextmanager
+def _only_here(out: Path) -> Iterator[None]:
+    """Makes the folder and holds its lock."""
+    lock = FileLock(out / ".lock", timeout=0)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise ComparisonBusy(
+            f"another comparison is running in {out}: wait for it, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise OSError(f"cannot write to {out} ({error.strerror or error}): choose another --out") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _check_machine_and_models(config: CompareConfig) -> None:
+    """ValueError: a device that is not there, or a scheme that makes no model of this shape."""
+    resolve_device(config.device)
+    with torch.device("meta"):
+        for scheme in config.names:
+            GPT(config.train_config(scheme, lr=config.lrs[0], seed=1, vocab_size=1).model)
+
+
+def _check_length(config: CompareConfig, dataset: Dataset) -> None:
+    """ValueError: a text too short for one window, named with the fix, before every run would fail on it."""
+    fixed_windows(dataset.val, n_windows=1, block_size=config.block_size)
+    sample_batch(dataset.train, batch_size=1, block_size=config.block_size, seed=0, step=0)
+
+
+def failures(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """(run folder below the comparison's, why) of every run that crashed."""
+    runs = [run for entry in results["schemes"] for run in (*entry["tuning"], *entry["runs"])]
+    return [(run["run"], run["reason"]) for run in runs if (run["reason"] or "").startswith("crashed")]
+
+
+def warnings_of(results: dict[str, Any], out: Path) -> dict[str, int]:
+    """What the runs warned of, and how many runs did."""
+    counts: dict[str, int] = {}
     for entry in results["schemes"]:
         for run in (*entry["tuning"], *entry["runs"]):
-            file = out / run["run"] / ERROR_FILE
-            if run["outcome"] == "interrupted" and file.exists():
-                crashed.append((run["run"], file.read_text(encoding="utf-8").strip().splitlines()[-1]))
-    return crashed
+            file = out / run["run"] / WARNINGS_FILE
+            for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+                counts[line] = counts.get(line, 0) + 1
+    return counts

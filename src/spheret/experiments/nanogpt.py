@@ -1,7 +1,8 @@
-"""The yardstick of the speed benchmark: a plain GPT in nanoGPT's architecture and with its optimizer, nothing of spheret's in it.
+"""The yardstick of the speed benchmark: a plain GPT in nanoGPT's architecture, with nanoGPT's optimizer.
 
-Written from the description of GPT-2 (Radford et al. 2019) and of nanoGPT (github.com/karpathy/nanoGPT): Pre-LN blocks written out
-as ``x = x + f(norm(x))``, gains without bias, learned positions, packed attention, a GELU MLP, a head tied to the embedding.
+Written from the description of GPT-2 (Radford et al. 2019) and of nanoGPT (github.com/karpathy/nanoGPT): Pre-LN blocks
+written out as ``x = x + f(norm(x))``, gains without bias, learned positions, packed attention, a GELU MLP, a head tied
+to the embedding. Nothing of spheret's computes here.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class CausalSelfAttention(nn.Module):
         heads = (batch, length, self.n_head, dim // self.n_head)
         q, k, v = q.view(heads).transpose(1, 2), k.view(heads).transpose(1, 2), v.view(heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, dim))
+        out: Tensor = self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, dim))
+        return out
 
 
 class MLP(nn.Module):
@@ -61,7 +63,8 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(self.gelu(self.c_fc(x)))
+        out: Tensor = self.c_proj(self.gelu(self.c_fc(x)))
+        return out
 
 
 class Block(nn.Module):
@@ -74,11 +77,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x
 
 
 class NanoGPT(nn.Module):
-    """``logits, loss = model(idx, targets)``; reads the shape of ``config`` only: no dropout, no biases, no connection."""
+    """``logits, loss = model(idx, targets)``; reads the shape of ``config`` only: no dropout, biases or connection."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -103,7 +107,7 @@ class NanoGPT(nn.Module):
 
 
 def configure_adamw(model: nn.Module, *, lr: float, weight_decay: float = 0.1) -> torch.optim.AdamW:
-    """AdamW as nanoGPT sets it up: tensors of two or more dimensions are decayed; fused on CUDA, PyTorch's choice elsewhere."""
+    """AdamW as nanoGPT sets it up: matrices are decayed, vectors not; fused on CUDA, PyTorch's own choice elsewhere."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},

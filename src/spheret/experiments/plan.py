@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from spheret.connections import canonical_name
+from spheret import __version__
+from spheret.connections import canonical_name, parse_scheme
 from spheret.experiments.settings import RunSettings
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.folder import MAY_CHANGE
@@ -58,6 +59,11 @@ class CompareConfig(RunSettings):
         """Canonical scheme names, in the order given."""
         return [canonical_name(s) for s in self.schemes]
 
+    @property
+    def total_runs(self) -> int:
+        """Tuning runs, if there is a learning rate to choose, and seeds, of all schemes."""
+        return len(self.schemes) * (self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0))
+
     def command(self) -> str:
         """The command line that repeats this comparison; options at their defaults are left out."""
         words = ["spheret", "compare"]
@@ -65,11 +71,16 @@ class CompareConfig(RunSettings):
             value = getattr(self, f.name)
             if value != f.default or f.name in ("schemes", "lrs", "seeds", "steps"):
                 values = value if isinstance(value, tuple) else (value,)
-                words += [
-                    f"--{f.name.replace('_', '-')}",
-                    *(f"{v:g}" if isinstance(v, float) else str(v) for v in values),
-                ]
+                words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
         return shlex.join(words)
+
+
+def _word(value: object) -> str:
+    """A flag's value as one would type it; floats as short as they stay exact."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class RunSpec:
 
     @property
     def label(self) -> str:
+        """Its name in messages."""
         return f"{self.scheme} lr {self.lr:g} " + ("tuning" if self.purpose == "tuning" else f"seed {self.seed}")
 
 
@@ -109,12 +121,15 @@ def _spec(
 
 
 def _slug(scheme: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")[:80]  # file systems end at 255 bytes; the digest tells them apart
 
 
 def _digest(run: TrainConfig, fingerprint: str) -> str:
-    """Short hash of all that decides a run's result: a folder of this name holds this run and no other."""
-    values: dict[str, Any] = config_to_dict(run)
-    values["data"] = fingerprint
-    decisive = {k: v for k, v in values.items() if k not in MAY_CHANGE}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
+    """Short hash of all that decides a run's result: a folder of this name holds this run and no other.
+
+    The scheme counts with all its options and with our version, as their defaults may change from one version to the next.
+    """
+    values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
+    values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.connection))
+    values["spheret"] = __version__
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

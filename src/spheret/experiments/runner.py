@@ -1,32 +1,72 @@
 """Runs in processes of their own, as many at a time as the cores allow; the parent reads their metrics and never shares memory.
 
-A run that crashes takes nothing else with it; a run that has finished is not run again.
+A run that crashes takes nothing else with it; a run that has ended is not run again.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import signal
 import sys
-import time
-import traceback
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from spheret.data import Dataset
 from spheret.experiments.plan import RunSpec
-from spheret.training import RunResult, train
-from spheret.training.files import CONFIG, read_metrics
-from spheret.training.folder import finished_result
+from spheret.experiments.worker import ERROR_FILE, ended_result, explain_exit, work
+from spheret.training import RunResult
+from spheret.training.files import METRICS
+from spheret.training.interrupt import StopSignals
 
 POLL_SECONDS = 0.25
-ERROR_FILE = "error.txt"
+STOP_SECONDS = 20.0
+
+
+class OnEnd(Protocol):
+    """Told of every run that ends: `result` is None for a run that crashed, `reused` true for one that had ended before this call."""
+
+    def __call__(self, spec: RunSpec, result: RunResult | None, *, reused: bool) -> None: ...
+
+
+@dataclass
+class MetricsTail:
+    """Follows a metrics.jsonl that grows: `latest` holds the newest value of every key."""
+
+    path: Path
+    latest: dict[str, Any] = field(default_factory=dict)
+    _file: tuple[int, int] = (0, 0)  # inode and bytes read
+
+    def poll(self) -> dict[str, Any]:
+        """Read what is new, whole lines only; a file that was replaced is read from its start."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                inode, offset = self._file
+                if inode != status.st_ino or status.st_size < offset:
+                    self.latest, offset = {}, 0
+                file.seek(offset)
+                whole = file.read()
+        except OSError:
+            return self.latest
+        whole = whole[: whole.rfind(b"\n") + 1]
+        self._file = (status.st_ino, offset + len(whole))
+        for line in whole.splitlines():
+            self._take(line)
+        return self.latest
+
+    def _take(self, line: bytes) -> None:
+        try:
+            self.latest.update(json.loads(line))
+        except (ValueError, TypeError):
+            return  # a display can do without a damaged line
 
 
 @dataclass
@@ -35,12 +75,11 @@ class Active:
 
     spec: RunSpec
     process: BaseProcess
-    started: float = field(default_factory=time.monotonic)
+    tail: MetricsTail
 
     def last_record(self) -> dict[str, Any]:
-        """Newest line of its metrics, {} before the first."""
-        records = read_metrics(self.spec.folder)
-        return records[-1] if records else {}
+        """Newest value of every key of its metrics, {} before the first line."""
+        return self.tail.poll()
 
 
 def cpu_cores() -> int:
@@ -54,25 +93,28 @@ def default_jobs(device: str) -> int:
     return 1 if on_gpu else cpu_cores()
 
 
+def threads_per_run(jobs: int) -> int:
+    """Each run's share of the cores; OMP_NUM_THREADS, where it is set, is the most."""
+    share = max(1, cpu_cores() // jobs)
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(limit)) if limit.isdigit() and int(limit) > 0 else share
+
+
 class Runner:
     """Starts runs in the order given and reports each as it ends.
 
     Args:
         dataset: folder of the prepared data that every run reads.
         jobs: runs at a time.
-        on_end: called with the spec and its result (None: the run crashed, its error text lies in the folder); it may `add` more runs.
+        on_end: told of every run that ends; it may `add` more runs.
         on_tick: called several times a second, for a display.
     """
 
     def __init__(
-        self,
-        dataset: Path,
-        jobs: int,
-        on_end: Callable[[RunSpec, RunResult | None], None],
-        on_tick: Callable[[Runner], None] | None = None,
+        self, dataset: Path, jobs: int, on_end: OnEnd, on_tick: Callable[[Runner], None] | None = None
     ) -> None:
         self.dataset, self.jobs, self.on_end, self.on_tick = dataset, jobs, on_end, on_tick
-        self.threads = max(1, cpu_cores() // jobs)
+        self.threads = threads_per_run(jobs)
         self.waiting: list[RunSpec] = []
         self.active: list[Active] = []
         self._context = _process_context()
@@ -81,50 +123,67 @@ class Runner:
         self.waiting.append(spec)
 
     def run(self) -> None:
-        """Work until nothing is left. KeyboardInterrupt stops the running processes, then goes on up."""
-        try:
-            while self.waiting or self.active:
-                self._start()
-                self._collect()
-                if self.on_tick is not None:
-                    self.on_tick(self)
-                if self.active:
-                    time.sleep(POLL_SECONDS)
-        finally:
-            self._stop()
+        """Work until nothing is left.
 
-    def _start(self) -> None:
+        SIGINT or SIGTERM stops the running processes between two of their steps, then TrainingInterrupted (a
+        KeyboardInterrupt) goes on up; a second signal does not wait for them.
+        """
+        with StopSignals() as stop:
+            try:
+                while self.waiting or self.active:
+                    self._start(stop)
+                    self._tick()
+                    wait([active.process.sentinel for active in self.active], timeout=POLL_SECONDS)
+                    stop.raise_if_received()
+                    self._collect()
+                self._tick()
+            finally:
+                self._stop()
+
+    def _tick(self) -> None:
+        if self.on_tick is not None:
+            self.on_tick(self)
+
+    def _start(self, stop: StopSignals) -> None:
         while self.waiting and len(self.active) < self.jobs:
+            stop.raise_if_received()
             spec = self.waiting.pop(0)
-            done = finished_result(spec.folder)
+            done = ended_result(spec.folder)
             if done is not None:
-                self.on_end(spec, done)
+                self.on_end(spec, done, reused=True)
                 continue
             spec.folder.mkdir(parents=True, exist_ok=True)
+            (spec.folder / ERROR_FILE).unlink(missing_ok=True)
             process = self._context.Process(
-                target=_work, args=(spec, self.dataset, self.threads), name=spec.folder.name, daemon=True
+                target=work, args=(spec, self.dataset.absolute(), self.threads), name=spec.folder.name, daemon=True
             )
-            process.start()
-            self.active.append(Active(spec, process))
+            with _signals_blocked():
+                process.start()
+                self.active.append(Active(spec, process, MetricsTail(spec.folder / METRICS)))
+            self._tick()
 
     def _collect(self) -> None:
         for active in [a for a in self.active if not a.process.is_alive()]:
             self.active.remove(active)
             active.process.join()
-            result = finished_result(active.spec.folder)
-            if result is None and not (active.spec.folder / ERROR_FILE).exists():
-                text = f"the process ended with exit code {active.process.exitcode} before the run did\n"
-                (active.spec.folder / ERROR_FILE).write_text(text, encoding="utf-8")
-            self.on_end(active.spec, result)
+            result = ended_result(active.spec.folder)
+            error = active.spec.folder / ERROR_FILE
+            if result is None and not error.exists():
+                error.write_text(explain_exit(active.spec.folder, active.process.exitcode) + "\n", encoding="utf-8")
+            self.on_end(active.spec, result, reused=False)
 
     def _stop(self) -> None:
-        for active in self.active:
-            active.process.terminate()
-        for active in self.active:
-            active.process.join(timeout=20)
-            if active.process.is_alive():
-                active.process.kill()
-        self.active.clear()
+        processes = [active.process for active in self.active]
+        try:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join(timeout=STOP_SECONDS)
+        finally:  # also when a second signal says that it takes too long
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+            self.active.clear()
 
 
 def _process_context() -> Any:
@@ -132,22 +191,18 @@ def _process_context() -> Any:
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spheret.experiments.runner"])
+    context.set_forkserver_preload(["__main__", "spheret.experiments.worker"])
     return context
 
 
-def _work(spec: RunSpec, dataset: Path, threads: int) -> None:
-    torch.set_num_threads(threads)
-    error = spec.folder / ERROR_FILE
-    error.unlink(missing_ok=True)
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """The server process and the runs inherit the mask: a signal to the whole group is the parent's alone to act on."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
-            train(spec.config, spec.folder, dataset=Dataset.open(dataset), resume=(spec.folder / CONFIG).exists())
-        if caught:
-            (spec.folder / "warnings.txt").write_text("".join(f"{w.message}\n" for w in caught), encoding="utf-8")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception:
-        error.write_text(traceback.format_exc(), encoding="utf-8")
-        sys.exit(1)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from spheret.connections import Connection, parse_scheme
 from spheret.connections.base import InitRule
+from spheret.geometry import compute_dtype
 from spheret.models.attention import CausalSelfAttention
 from spheret.models.mlp import MLP
 
@@ -121,7 +122,8 @@ class GPT(nn.Module):
         logits = F.linear(self.stream.exit(h), self.wte.weight)
         if targets is None:
             return logits, None
-        return logits, F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=-1)
+        rows = logits.view(-1, logits.shape[-1])
+        return logits, F.cross_entropy(rows.to(compute_dtype(rows)), targets.reshape(-1), ignore_index=-1)
 
     def embed(self, idx: Tensor) -> Tensor:
         """Tokens (B, T) -> the residual stream (B, T, n_embd) before the first block."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from spheret.reporting.build import all_plots, save_plots, write_report
 from spheret.reporting.collect import Comparison, RunFolder, load_comparison, load_results, load_run, read_metrics
 from spheret.reporting.style import Plot
-from spheret.reporting.table import Row, csv_text, markdown, rich_table, rows
+from spheret.reporting.table import Row, csv_text, markdown, print_table, rich_table, rows
 
 __all__ = [
     "Comparison",
@@ -21,6 +21,7 @@ __all__ = [
     "load_results",
     "load_run",
     "markdown",
+    "print_table",
     "read_metrics",
     "rich_table",
     "rows",

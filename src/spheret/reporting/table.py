@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from spheret.experiments.statistics import call
 
 MISSING = "-"
+FOLD_NAMES_ABOVE = 30
 _CALL_STYLE = {"better": "bold green", "worse": "bold red", "unclear": "yellow", "unknown": "dim"}
 
 
@@ -51,27 +55,75 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
     return [_row(entry, is_baseline=i == 0) for i, entry in enumerate(results["schemes"])]
 
 
-def rich_table(results: Mapping[str, Any]) -> Table:
-    """The table for a terminal of 100 columns or more; the long names wrap."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("scheme", overflow="fold", max_width=30)
-    for title in ("best lr", "val loss", "perplexity", "bits/byte", "difference\n[95% interval]", "runs", "tokens/s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows(results):
-        cells = [
-            row.scheme,
-            lr(row),
-            loss(row, separator="\n"),
-            perplexity(row.perplexity),
-            number(row.bits_per_byte, ".4f"),
-            difference(row, separator="\n"),
-            outcomes(row, separator="\n"),
-            rate(row.tokens_per_s),
-        ]
-        texts = [Text(cell) for cell in cells]  # Text, not str: square brackets would be read as markup
-        texts[5].stylize(_CALL_STYLE.get(row.call, ""))
-        table.add_row(*texts)
+def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
+    """The table for a terminal of `width` columns.
+
+    Columns that do not fit are left out, tokens/s first, then bits/byte, perplexity and the best learning rate, and named below the table;
+    then long scheme names are folded. No name or number is ever cut: below some 50 columns the table is wider than asked.
+    """
+    shown = list(rows(results))
+    columns = list(_COLUMNS)
+    omitted: list[str] = []
+    for title in _DROPPED_IN_TURN:
+        if _natural_width(_table(shown, columns)) <= width:
+            break
+        columns.remove(title)
+        omitted.append(title)
+    table = _table(shown, columns)
+    table.width = max(min(width, _natural_width(table)), _least_width(table))
+    if omitted:
+        table.caption = Text(f"No room for {', '.join(reversed(omitted))}: see results.csv, or widen the terminal.")
+        table.caption_justify = "left"
     return table
+
+
+def print_table(console: Console, results: Mapping[str, Any]) -> None:
+    """Prints the table as wide as the console allows."""
+    console.print(rich_table(results, console.width), crop=False)
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "scheme": lambda row: row.scheme.replace(",", ",\n") if len(row.scheme) > FOLD_NAMES_ABOVE else row.scheme,
+    "best lr": lambda row: lr(row),
+    "val loss\n± 95%": lambda row: loss(row, separator="\n"),
+    "perplexity": lambda row: perplexity(row.perplexity),
+    "bits/byte": lambda row: number(row.bits_per_byte, ".4f"),
+    "difference\n[95% interval]": lambda row: difference(row, separator="\n"),
+    "runs": lambda row: outcomes(row, separator="\n"),
+    "tokens/s": lambda row: rate(row.tokens_per_s),
+}
+_DROPPED_IN_TURN = ("tokens/s", "bits/byte", "perplexity", "best lr")
+_HUGE = 10_000
+
+
+def _table(shown: Sequence[Row], columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for title in columns:
+        name = title == "scheme"
+        table.add_column(title, justify="left" if name else "right", no_wrap=not name, overflow="fold", min_width=12 * name)
+    for row in shown:
+        # Text, not str: square brackets would be read as markup.
+        styles = {"difference\n[95% interval]": _CALL_STYLE.get(row.call, "")}
+        table.add_row(*(Text(_COLUMNS[title](row), style=styles.get(title, "")) for title in columns))
+    return table
+
+
+def _natural_width(table: Table) -> int:
+    return _measure(table).maximum
+
+
+def _least_width(table: Table) -> int:
+    """Width at which only the scheme names are folded."""
+    return _natural_width(table) - _widest(table.columns[0]) + min(12, _widest(table.columns[0]))
+
+
+def _widest(column: Column) -> int:
+    return max(cell_len(line) for cell in column.cells for line in str(cell).splitlines() or [""])
+
+
+def _measure(table: Table) -> Measurement:
+    console = Console(width=_HUGE, file=io.StringIO())
+    return Measurement.get(console, console.options, table)
 
 
 def markdown(results: Mapping[str, Any]) -> str:

@@ -1,0 +1,27 @@
+"""Where commands print."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+LOG_WIDTH = 120
+"""Columns where there is no terminal to ask, wide enough for the whole table in a log."""
+
+
+def output() -> Console:
+    """stdout: as wide as the terminal (or as COLUMNS says), 120 columns in a pipe or a file."""
+    width = None if is_terminal() or os.environ.get("COLUMNS") else LOG_WIDTH
+    return Console(width=width, highlight=False)
+
+
+def is_terminal() -> bool:
+    """Whether stdout is a terminal that can redraw lines; colours may be forced on a pipe, redrawing not."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def say(console: Console, text: str = "", style: str = "") -> None:
+    """Prints text as it is: no markup, and no line breaks of our own, so that paths and commands can be copied."""
+    console.print(text, style=style, markup=False, soft_wrap=True)

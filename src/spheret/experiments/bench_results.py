@@ -1,0 +1,58 @@
+"""What becomes of a benchmark's record: a table to read, and a gate that finds regressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TABLE_HEADER = ("variant", "parameters", "ms per step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
+
+
+def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row of texts per variant, in the columns of ``TABLE_HEADER``."""
+    return [
+        (
+            v["variant"],
+            f"{v['parameters']:,}",
+            f"{1e3 * v['median_s']:.2f}",
+            f"{1e3 * v['p10_s']:.2f} - {1e3 * v['p90_s']:.2f}",
+            f"{v['tokens_per_s']:,.0f}",
+            f"{v['ratio']:.3f}",
+            f"{v['ratio_p10']:.3f} - {v['ratio_p90']:.3f}",
+            "-" if v["peak_bytes"] is None else f"{v['peak_bytes'] / 2**20:,.0f} MiB",
+        )
+        for v in result["variants"]
+    ]
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A variant whose ratio to the baseline grew beyond the tolerance."""
+
+    variant: str
+    old_ratio: float
+    new_ratio: float
+
+    def __str__(self) -> str:
+        change = 100 * (self.new_ratio / self.old_ratio - 1)
+        return f"{self.variant}: {self.new_ratio:.3f} of the baseline's step, was {self.old_ratio:.3f} ({change:+.0f}%)"
+
+
+def compare_results(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float = 0.15) -> list[Regression]:
+    """The variants of `old` whose median ratio is more than `tolerance` (a fraction) larger in `new`; best empty.
+
+    Ratios carry over between machines of one kind, so results are comparable when shape, precision, compilation and
+    kind of device agree. ValueError: they do not, or a variant of `old` is missing in `new`.
+    """
+    free = ("schemes", "rounds", "warmup", "seed")
+    settings = [{k: v for k, v in result["settings"].items() if k not in free} for result in (old, new)]
+    differing = sorted(k for k in settings[0].keys() | settings[1].keys() if settings[0].get(k) != settings[1].get(k))
+    if differing:
+        pairs = ", ".join(f"{k} {settings[0].get(k)} and {settings[1].get(k)}" for k in differing)
+        raise ValueError(f"the two results are not comparable: {pairs}; run the benchmark again with the old settings")
+    ratios = [{v["variant"]: v["ratio"] for v in result["variants"]} for result in (old, new)]
+    if missing := [name for name in ratios[0] if name not in ratios[1]]:
+        raise ValueError(f"the new result lacks {', '.join(missing)}; add it to the benchmark's schemes")
+    found = [Regression(name, ratio, ratios[1][name]) for name, ratio in ratios[0].items()]
+    return [r for r in found if r.new_ratio > r.old_ratio * (1 + tolerance)]

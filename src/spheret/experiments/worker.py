@@ -1,0 +1,141 @@
+"""What the process of one run does, and the files by which it tells its parent how the run went.
+
+The parent alone decides when a run stops: it sends SIGTERM, or it is gone, which a thread here waits for. Ctrl-C, which a terminal sends to
+every process, does not reach a worker.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from spheret.data import Dataset
+from spheret.experiments.plan import RunSpec
+from spheret.training import RunResult, checkpoints, read_metrics, train
+from spheret.training.files import RUN
+from spheret.training.folder import check_same_config, finished_result
+
+ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE, LOCK_FILE = "error.txt", "warnings.txt", "output.txt", ".lock"
+ORPHAN_SECONDS = 60.0
+"""How long a run may take to stop once its parent is gone; a successor waits for it as long, and a little longer."""
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading a file that a crash damaged may raise."""
+
+
+def work(spec: RunSpec, dataset: Path, threads: int) -> None:
+    """Train the run in its folder, then exit: 0 when it ended, 130 when it was stopped, 1 after an error (in error.txt)."""
+    _obey_parent()
+    torch.set_num_threads(threads)
+    try:
+        with FileLock(spec.folder / LOCK_FILE, timeout=2 * ORPHAN_SECONDS):  # an orphan of a killed call may be stopping
+            resume = _tidy(spec)
+            _keep_output(spec.folder)
+            with _warnings_kept(spec.folder):
+                train(spec.config, spec.folder, dataset=Dataset.open(dataset), resume=resume)
+            _drop_empty_output(spec.folder)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        (spec.folder / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+        sys.exit(1)
+
+
+def ended_result(folder: Path) -> RunResult | None:
+    """The result of a run that ended by itself; None also where a crash left run.json unreadable."""
+    try:
+        return finished_result(folder)
+    except UNREADABLE:
+        return None
+
+
+def explain_exit(folder: Path, code: int | None) -> str:
+    """Why a run has no result, in one line: its own error, else what the exit code of its process says."""
+    try:
+        lines = (folder / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    if lines:
+        return lines[-1]
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = "; was memory short? then fewer --jobs help" if name == "SIGKILL" else ""
+        return f"its process was killed by {name} (exit code {code}){hint}"
+    return f"its process ended with exit code {code} before the run did"
+
+
+@contextmanager
+def _warnings_kept(folder: Path) -> Iterator[None]:
+    """Writes the warnings of the run to a file, each once, whether it ends well or not."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        try:
+            yield
+        finally:
+            if lines := dict.fromkeys(" ".join(str(w.message).split()) for w in caught):
+                (folder / WARNINGS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _tidy(spec: RunSpec) -> bool:
+    """Whether the run can go on from a checkpoint; if not, its folder is emptied, whatever a crash has left there."""
+    (spec.folder / RUN).unlink(missing_ok=True)  # there is no result yet, or this process would not have been started
+    if _resumable(spec):
+        return True
+    for path in spec.folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
+    return False
+
+
+def _resumable(spec: RunSpec) -> bool:
+    try:
+        check_same_config(spec.folder, spec.config)
+        read_metrics(spec.folder)
+    except UNREADABLE:
+        return False
+    return bool(checkpoints(spec.folder))
+
+
+def _obey_parent() -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+
+
+def _stop_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)  # between two steps, as if the parent had asked
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(1)
+
+
+def _keep_output(folder: Path) -> None:
+    """What libraries print goes to a file: on the terminal it would break the parent's display."""
+    file = os.open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def _drop_empty_output(folder: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not (folder / OUTPUT_FILE).stat().st_size:
+        (folder / OUTPUT_FILE).unlink()

@@ -1,0 +1,136 @@
+"""Every scheme against its formula, written out here once more in plain tensor operations on the model's weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from spheret.models import GPT, GPTConfig
+
+LAYERS, HEADS, DIM, CONTEXT, VOCAB = 3, 2, 8, 6, 11
+# lambda_l = 1/sqrt(l), a float32 constant in every model.
+LAMBDA = {layer: torch.tensor(1 / math.sqrt(layer), dtype=torch.float32).double() for layer in range(1, LAYERS + 1)}
+Weights = dict[str, Tensor]
+Residual = Callable[[Weights, str, int, Tensor, Callable[[Tensor], Tensor]], Tensor]
+
+
+def layer_norm(x: Tensor, gain: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * gain
+
+
+def attention(x: Tensor, w: Weights, block: str) -> Tensor:
+    q, k, v = (x @ w[f"{block}.attn.c_attn.weight"].T).chunk(3, dim=-1)
+    heads = []
+    for i in range(HEADS):
+        part = slice(i * DIM // HEADS, (i + 1) * DIM // HEADS)
+        scores = q[..., part] @ k[..., part].transpose(-1, -2) / math.sqrt(DIM // HEADS)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[..., part])
+    return torch.cat(heads, -1) @ w[f"{block}.attn.c_proj.weight"].T
+
+
+def mlp(x: Tensor, w: Weights, block: str) -> Tensor:
+    u = x @ w[f"{block}.mlp.c_fc.weight"].T
+    return (u * (1 + torch.erf(u / math.sqrt(2))) / 2) @ w[f"{block}.mlp.c_proj.weight"].T
+
+
+def pre_ln(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+    return h + branch(layer_norm(h, w[f"{connection}.norm.weight"]))
+
+
+def post_ln(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+    return layer_norm(h + branch(h), w[f"{connection}.norm.weight"])
+
+
+def rotation(angle: Callable[[Tensor], Tensor]) -> Residual:
+    def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        step = w[f"{connection}.step.weight"] * LAMBDA[layer]
+        radius, f = h.pow(2).sum(-1, keepdim=True).sqrt(), branch(h)
+        tangent = step * (f - (h * f).sum(-1, keepdim=True) / radius**2 * h)
+        length = tangent.pow(2).sum(-1, keepdim=True).sqrt()
+        theta = angle(length / radius)
+        return theta.cos() * h + theta.sin() * radius * tangent / length
+
+    return residual
+
+
+def on_the_sphere(w: Weights, x: Tensor) -> Tensor:
+    return w["stream.radius.gain"] * x / x.pow(2).sum(-1, keepdim=True).sqrt()
+
+
+RESIDUALS: dict[str, Residual] = {
+    "pre-ln": pre_ln,
+    "post-ln": post_ln,
+    "geonorm": rotation(lambda beta: beta),
+    "proj": rotation(lambda beta: torch.atan(beta)),
+    "cay": rotation(lambda beta: 2 * torch.atan(beta / 2)),
+    "spheret:p=0.5": rotation(lambda beta: 0.5 * torch.atan(beta / 0.5)),
+    "spheret:p=0.7": rotation(lambda beta: 0.7 * torch.atan(beta / 0.7)),
+}
+
+
+def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
+    """Logits (B, T, vocab)."""
+    h = w["wte.weight"][idx] + w["wpe.weight"][: idx.shape[1]]
+    if scheme == "post-ln":
+        h = layer_norm(h, w["stream.norm.weight"])
+    elif scheme != "pre-ln":
+        h = on_the_sphere(w, h)
+    for i in range(LAYERS):
+        block = f"blocks.{i}"
+        for name, sublayer in (("attn", attention), ("mlp", mlp)):
+            branch = lambda x, f=sublayer, b=block: f(x, w, b)  # noqa: E731
+            h = RESIDUALS[scheme](w, f"{block}.{name}_connection", i + 1, h, branch)
+    if scheme == "pre-ln":
+        h = layer_norm(h, w["stream.norm.weight"])
+    elif scheme != "post-ln":
+        h = layer_norm(h, w["stream.final_norm.weight"])
+    return h @ w["wte.weight"].T
+
+
+def model_with_uncommon_weights(scheme: str) -> GPT:
+    """In float64; gains, step sizes and radius away from where they start, so that each is seen to act."""
+    torch.manual_seed(4)
+    model = GPT(
+        GPTConfig(n_layer=LAYERS, n_head=HEADS, n_embd=DIM, block_size=CONTEXT, vocab_size=VOCAB, connection=scheme)
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("scheme", RESIDUALS)
+def test_model_equals_its_formula(scheme: str) -> None:
+    model = model_with_uncommon_weights(scheme)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    idx = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    expected = written_out(scheme, weights, idx)
+    torch.testing.assert_close(model(idx)[0].detach(), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("scheme", RESIDUALS)
+def test_gradients_equal_those_of_the_formula(scheme: str) -> None:
+    model = model_with_uncommon_weights(scheme)
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    idx = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    direction = torch.randn(2, CONTEXT, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    (written_out(scheme, weights, idx) * direction).sum().backward()
+    (model(idx)[0] * direction).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, weights[name].grad, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_schemes_differ_from_each_other() -> None:
+    """The rotations agree to second order in the angle; here the angles are large enough to tell them apart."""
+    idx = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    outputs = [model_with_uncommon_weights(scheme)(idx)[0].detach() for scheme in RESIDUALS]
+    for i, a in enumerate(outputs):
+        for b in outputs[:i]:
+            assert (a - b).abs().max() > 1e-3

@@ -1,0 +1,141 @@
+"""The grammar of scheme names."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+from spheret.connections import (
+    Connection,
+    GeoNorm,
+    PostLN,
+    PreLN,
+    SpheretNorm,
+    available,
+    build_connection,
+    canonical_name,
+    parse_scheme,
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "messages"),
+    [
+        ("pre-norm", ["'pre-norm'", "choose one of", "pre-ln", "spheret:p=0.5"]),
+        ("", ["unknown scheme ''", "choose one of"]),
+        ("spheret:q=1", ["'q=1'", "spheret takes", "alpha_form", "update_norm", "preset"]),
+        ("spheret:p", ["no option 'p'"]),
+        ("spheret:0.5", ["no option '0.5'"]),
+        ("pre-ln:p=1", ["'p=1'", "pre-ln takes bias"]),
+        ("spheret:p=big", ["p = 'big'", "a number", "learn", "learn-per-layer"]),
+        ("spheret:alpha=", ["alpha = ''", "a number"]),
+        ("spheret:decay=sqrt", ["decay = 'sqrt'", "inv-sqrt", "inv", "none"]),
+        ("spheret:project=1", ["project = '1'", "true or false"]),
+        ("spheret:preset=text", ["preset = 'text'", "paper"]),
+        ("spheret:p=0", ["p = 0", "(0, inf]"]),
+        ("spheret:p=-2", ["p = -2", "(0, inf]"]),
+        ("spheret:p=nan", ["p", "nan"]),
+        ("spheret:alpha=nan", ["alpha = 'nan'", "number"]),
+        ("spheret:p=learn,p-start=0", ["p", "0"]),
+        ("spheret:p=1,p=2", ["'p' is given twice"]),
+        ("spheret:update-norm=rms,update_norm=none", ["'update_norm' is given twice"]),
+        ("proj:p=2", ["'p' is given twice"]),
+        ("geonorm:p=2", ["geonorm", "p = 2"]),
+    ],
+)
+def test_errors_name_the_value_and_the_choices(spec: str, messages: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_scheme(spec)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("pre-ln", "pre-ln"),
+        (" pre-ln ", "pre-ln"),
+        ("pre-ln:", "pre-ln"),
+        ("pre-ln:bias=false", "pre-ln"),
+        ("pre-ln:bias=True", "pre-ln:bias=true"),
+        ("proj", "proj"),
+        ("spheret", "proj"),
+        ("spheret:p=1", "proj"),
+        ("spheret:p=1.00", "proj"),
+        ("proj:p=1", "proj"),
+        ("cay", "cay"),
+        ("spheret:p=2", "cay"),
+        ("spheret:p=0.5", "spheret:p=0.5"),
+        ("spheret:alpha=1,p=0.5", "spheret:p=0.5,alpha=1"),
+        ("spheret:p=0.5,decay=inv-sqrt", "spheret:p=0.5"),
+        ("spheret:p=0.123456789", "spheret:p=0.123456789"),
+        ("spheret:p=inf", "spheret:p=inf"),
+        ("spheret:p=learn", "spheret:p=learn"),
+        ("spheret:p=learn-per-layer,p-start=2", "spheret:p=learn-per-layer,p-start=2"),
+        ("proj:alpha=0.5", "proj:alpha=0.5"),
+        ("cay:alpha_form=softplus", "cay:alpha-form=softplus"),
+        ("geonorm", "geonorm"),
+        ("geonorm:p=inf", "geonorm"),
+        ("geonorm:reproject=true", "geonorm:reproject=true"),
+    ],
+)
+def test_canonical_name(spec: str, name: str) -> None:
+    assert canonical_name(spec) == name
+    assert parse_scheme(name) == parse_scheme(spec)
+    assert canonical_name(parse_scheme(spec)) == name
+
+
+def test_aliases_take_options() -> None:
+    proj, cay = parse_scheme("proj:alpha=0.5"), parse_scheme("cay:alpha=0.5")
+    assert (proj.p, proj.alpha) == (1.0, 0.5)
+    assert (cay.p, cay.alpha) == (2.0, 0.5)
+    assert proj == parse_scheme("spheret:p=1,alpha=0.5")
+
+
+def test_a_scheme_passes_through() -> None:
+    scheme = parse_scheme("proj")
+    assert parse_scheme(scheme) is scheme
+
+
+def test_available_schemes_can_be_built_and_have_one_spelling() -> None:
+    names = available()
+    assert {"pre-ln", "post-ln", "geonorm", "proj", "cay", "spheret:p=0.5", "spheret:p=learn"} <= set(names)
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert canonical_name(name) == name
+        assert isinstance(build_connection(name, dim=8, layer=1, n_layers=2), Connection)
+
+
+@pytest.mark.parametrize("layer", [0, -1, 4])
+def test_layer_out_of_range(layer: int) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"layer = {layer}: blocks are counted from 1 to n_layers = 3")):
+        build_connection("proj", dim=8, layer=layer, n_layers=3)
+
+
+def test_build_connection_gives_the_scheme_s_module() -> None:
+    kinds = {"pre-ln": PreLN, "post-ln": PostLN, "proj": SpheretNorm}
+    for name, kind in kinds.items():
+        assert type(build_connection(name, dim=8, n_layers=2)) is kind
+    geonorm = build_connection("geonorm", dim=8, layer=2, n_layers=2)
+    assert isinstance(geonorm, SpheretNorm) and math.isinf(geonorm.p)
+    torch.manual_seed(0)
+    h, f = torch.randn(5, 8), torch.randn(5, 8)
+    assert torch.equal(geonorm(h, f), GeoNorm(layer=2)(h, f))
+
+
+def test_paper_preset() -> None:
+    paper = parse_scheme("proj:preset=paper")
+    assert (paper.alpha, paper.alpha_form, paper.final_norm) == (1.0, "softplus", "none")
+    assert paper != parse_scheme("proj")
+    assert parse_scheme("proj:preset=default") == parse_scheme("proj")
+
+
+def test_an_option_beside_the_preset_wins_also_where_it_is_the_default() -> None:
+    scheme = parse_scheme("proj:alpha=0.25,preset=paper,final-norm=layernorm")
+    assert (scheme.alpha, scheme.alpha_form, scheme.final_norm) == (0.25, "softplus", "layernorm")
+    assert parse_scheme("proj:preset=paper,alpha-form=raw").alpha_form == "raw"
+    for spec in ("proj:preset=paper,alpha-form=raw", "cay:final-norm=layernorm,preset=paper"):
+        assert parse_scheme(canonical_name(spec)) == parse_scheme(spec)
