@@ -102,7 +102,7 @@ def main(options: Options) -> None:
     dataset = prepare(RunSettings().data_config)
     ended: list[tuple[RunSpec, RunResult | None]] = []
 
-    def on_end(spec: RunSpec, result: RunResult | None) -> None:
+    def on_end(spec: RunSpec, result: RunResult | None, *, reused: bool) -> None:
         ended.append((spec, result))
         loss = "crashed" if result is None or result.val_loss is None else f"{result.val_loss:.3f}"
         print(f"{spec.folder.parent.name:8s} {spec.scheme:24s} {spec.lr:g}/d  {loss}", flush=True)

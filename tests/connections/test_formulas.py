@@ -39,12 +39,18 @@ def mlp(x: Tensor, w: Weights, block: str) -> Tensor:
     return (u * (1 + torch.erf(u / math.sqrt(2))) / 2) @ w[f"{block}.mlp.c_proj.weight"].T
 
 
-def pre_ln(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-    return h + branch(layer_norm(h, w[f"{connection}.norm.weight"]))
+def pre_ln(share: float) -> Residual:
+    def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        return h + share * branch(layer_norm(h, w[f"{connection}.norm.weight"]))
+
+    return residual
 
 
-def post_ln(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-    return layer_norm(h + branch(h), w[f"{connection}.norm.weight"])
+def post_ln(share: float) -> Residual:
+    def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        return layer_norm(h + share * branch(h), w[f"{connection}.norm.weight"])
+
+    return residual
 
 
 def rotation(angle: Callable[[Tensor], Tensor]) -> Residual:
@@ -64,8 +70,10 @@ def on_the_sphere(w: Weights, x: Tensor) -> Tensor:
 
 
 RESIDUALS: dict[str, Residual] = {
-    "pre-ln": pre_ln,
-    "post-ln": post_ln,
+    "pre-ln": pre_ln(1),
+    "pre-ln:branch=0.5": pre_ln(0.5),
+    "post-ln": post_ln(1 / math.sqrt(2 * LAYERS)),
+    "post-ln:branch=1": post_ln(1),
     "geonorm": rotation(lambda beta: beta),
     "proj": rotation(lambda beta: torch.atan(beta)),
     "cay": rotation(lambda beta: 2 * torch.atan(beta / 2)),
@@ -77,18 +85,19 @@ RESIDUALS: dict[str, Residual] = {
 def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
     """Logits (B, T, vocab)."""
     h = w["wte.weight"][idx] + w["wpe.weight"][: idx.shape[1]]
-    if scheme == "post-ln":
+    family = scheme.partition(":")[0]
+    if family == "post-ln":
         h = layer_norm(h, w["stream.norm.weight"])
-    elif scheme != "pre-ln":
+    elif family != "pre-ln":
         h = on_the_sphere(w, h)
     for i in range(LAYERS):
         block = f"blocks.{i}"
         for name, sublayer in (("attn", attention), ("mlp", mlp)):
             branch = lambda x, f=sublayer, b=block: f(x, w, b)  # noqa: E731
             h = RESIDUALS[scheme](w, f"{block}.{name}_connection", i + 1, h, branch)
-    if scheme == "pre-ln":
+    if family == "pre-ln":
         h = layer_norm(h, w["stream.norm.weight"])
-    elif scheme != "post-ln":
+    elif family != "post-ln":
         h = layer_norm(h, w["stream.final_norm.weight"])
     return h @ w["wte.weight"].T
 

@@ -41,7 +41,7 @@ def run(config: CompareConfig) -> int:
             results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
     except KeyboardInterrupt as stop:
         say(console, f"\nStopped. {config.out} keeps the runs that have ended; go on with the same command:")
-        say(console, f"  {config.command()}")
+        say(console, f"  {config.command()}", to_copy=True)
         return getattr(stop, "exit_code", 130)
     say(console)
     print_table(console, results)
@@ -59,8 +59,8 @@ def run(config: CompareConfig) -> int:
 def _report(console: Console, config: CompareConfig) -> None:
     report = write_report(config.out, partial=True)
     say(console)
-    say(console, f"Report:  {report}")
-    say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}")
+    say(console, f"Report:  {report}", to_copy=True)
+    say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", to_copy=True)
 
 
 def _require_report_libraries() -> None:

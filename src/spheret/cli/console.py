@@ -22,6 +22,6 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def say(console: Console, text: str = "", style: str = "") -> None:
-    """Prints text as it is: no markup, and no line breaks of our own, so that paths and commands can be copied."""
-    console.print(text, style=style, markup=False, soft_wrap=True)
+def say(console: Console, text: str = "", style: str = "", *, to_copy: bool = False) -> None:
+    """Prints text without markup. A terminal gets its lines broken between words, unless they are `to_copy`; a pipe gets them whole."""
+    console.print(text, style=style, markup=False, soft_wrap=to_copy or not is_terminal())

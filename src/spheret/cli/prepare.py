@@ -45,5 +45,5 @@ def run(command: PrepareCommand) -> int:
     dataset = data.prepare(command.config(), out=command.out, progress=lambda line: say(console, line, "dim"))
     for key, value in dataset.summary().items():
         say(console, f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
-    say(console, f"folder: {dataset.path}")
+    say(console, f"folder: {dataset.path}", to_copy=True)
     return 0

@@ -39,5 +39,5 @@ def run(command: ReportCommand) -> int:
         say(console, results["verdict"])
         say(console)
     report = write_report(command.folder, partial=True, figures=command.figures)
-    say(console, f"Report: {report}")
+    say(console, f"Report: {report}", to_copy=True)
     return 0

@@ -42,6 +42,8 @@ def run(command: SchemesCommand) -> int:
         value = getattr(scheme, field.name)
         say(console, f"  {field.name.replace('_', '-')}={_word(value)}")
     for name, options in scheme.presets.items():
+        if not options:
+            continue
         stands_for = ",".join(f"{key.replace('_', '-')}={_word(value)}" for key, value in options.items())
         say(console, f"  preset={name} stands for {stands_for}")
     return 0

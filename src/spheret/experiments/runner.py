@@ -191,7 +191,8 @@ def _process_context() -> Any:
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "spheret.experiments.worker"])
+    # The first optimizer of a process imports torch._dynamo, a second of work that the server can do once.
+    context.set_forkserver_preload(["__main__", "spheret.experiments.worker", "torch._dynamo"])
     return context
 
 

@@ -1,0 +1,122 @@
+"""The commands as a user meets them: help, its examples, training and resuming, the list of schemes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spheret.cli.console import LOG_WIDTH
+from spheret.cli.main import COMMANDS
+from spheret.connections import available
+
+SCALE = {
+    "--steps": ["3"],
+    "--seeds": ["2"],
+    "--lrs": ["1e-3", "1e-2"],
+    "--tokenizer": ["bpe:300"],
+}
+SHAPE = "--n-layer 1 --n-head 2 --n-embd 16 --block-size 16 --batch-size 2 --eval-windows 4 --device cpu"
+
+
+def example(command: str) -> list[str]:
+    """The words of the example in a command's help."""
+    found = re.search(r"Example: spheret (.*)", inspect.getdoc(COMMANDS[command][0]) or "")
+    assert found, f"`spheret {command} --help` has no example"
+    words = shlex.split(found[1])
+    assert words[0] == command
+    return words
+
+
+def scaled(words: list[str]) -> list[str]:
+    """The same with tiny values for the flags that decide how long it takes."""
+    result: list[str] = []
+    dropping = False
+    for word in words:
+        if word.startswith("--"):
+            dropping = word in SCALE
+            result += [word, *SCALE.get(word, [])]
+        elif not dropping:
+            result.append(word)
+    return result
+
+
+def write_corpus(folder: Path, corpus: Path) -> None:
+    folder.mkdir()
+    for file in corpus.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+def test_examples_of_compare_and_report(spheret: Any, tiny: list[str]) -> None:
+    code, out, err = spheret(shlex.join(scaled(example("compare"))), *tiny)
+    assert code == 0 and not err
+    assert "Traceback" not in out and "Report:" in out
+    assert max(map(len, re.findall(r"^ .*$", out, re.MULTILINE))) <= LOG_WIDTH
+    code, again, err = spheret(shlex.join(example("report")))
+    assert code == 0 and not err and "Report:" in again and list(Path("figures").glob("*.svg"))
+    first = [entry["scheme"] for entry in json.loads(Path("runs/first/results.json").read_text())["schemes"]]
+    assert all(scheme in out and scheme in again for scheme in first)
+
+
+def test_example_of_train(spheret: Any, corpus: Path) -> None:
+    write_corpus(Path("my_texts"), corpus)
+    code, out, _ = spheret(shlex.join(scaled(example("train"))), *SHAPE.split())
+    assert code == 0 and "finished at step 3" in out
+
+
+def test_example_of_prepare(spheret: Any, corpus: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    write_corpus(Path("more"), corpus)
+    texts = [file.read_text() for file in sorted(corpus.iterdir())]
+    parquet.write_table(pyarrow.table({"text": texts}), "corpus.parquet")
+    code, out, _ = spheret(shlex.join(scaled(example("prepare"))))
+    assert code == 0 and "train_tokens" in out and Path("shards").is_dir()
+
+
+def test_example_of_schemes(spheret: Any) -> None:
+    code, out, _ = spheret(shlex.join(example("schemes")))
+    assert code == 0 and "arctan" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str, spheret: Any) -> None:
+    code, out, _ = spheret(f"{command} --help")
+    assert code == 0 and f"Example: spheret {command}" in out
+
+
+def test_help_lists_the_commands(spheret: Any) -> None:
+    code, out, _ = spheret("")
+    assert code == 0 and all(name in out for name in COMMANDS)
+
+
+def test_every_scheme_has_a_line_of_its_own(spheret: Any) -> None:
+    code, out, _ = spheret("schemes")
+    lines = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
+    assert code == 0 and list(lines) == available()
+    assert len(set(lines.values())) == len(lines)
+    assert max(map(len, out.splitlines())) <= LOG_WIDTH
+
+
+def test_a_scheme_is_explained_with_its_options(spheret: Any) -> None:
+    _, out, _ = spheret("schemes spheret:p=0.5,alpha=2")
+    assert "theta" in out and "p=0.5" in out and "alpha=2" in out and "preset=paper" in out
+
+
+def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None:
+    command = "train --scheme proj --steps 20 --out runs/one"
+    code, out, _ = spheret(command, *tiny)
+    assert code == 0
+    assert re.search(r"^step 20/20 .*val_loss \d.*left 0m00s", out, re.MULTILINE)
+    assert len(list(Path("runs/one/checkpoints").iterdir())) == 1
+
+    code, _, err = spheret(command, *tiny)
+    assert code == 2 and "already holds a run" in err and "--resume" in err
+    code, out, _ = spheret(f"{command} --resume", *tiny)
+    assert code == 0 and "finished at step 20" in out
+    code, _, err = spheret(f"{command} --resume --lr 1", *tiny)
+    assert code == 2 and "other values of lr" in err

@@ -1,0 +1,73 @@
+"""A mistake costs one line, names the value and the fix, and nothing is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+BAD = [
+    ("--lrs 1e-3 1e-3", "--lrs (0.001, 0.001)", "name it once"),
+    ("--lrs -1", "-1.0", "for example 3e-3"),
+    ("--schemes foo", "'foo'", "choose one of pre-ln, post-ln"),
+    ("--schemes pre-ln spheret:q=2", "'q=2'", "takes p"),
+    ("--schemes proj spheret:p=1", "scheme proj is given twice", "name it once"),
+    ("--schemes spheret:p=learn,p-start=-1", "-1.0", "start inside"),
+    ("--n-embd 30 --n-head 4", "--n-embd 30", "multiple of --n-head 4"),
+    ("--steps 0", "--steps 0", "use 1 or more"),
+    ("--seeds 0", "--seeds 0", "at least 1"),
+    ("--data missing.txt", "'missing.txt'", "check the path"),
+    ("--tokenizer nope", "'nope'", "'bpe'"),
+    ("--val-fraction 2", "--val-fraction 2.0", "for example 0.1"),
+    ("--block-size 100000", "100000", "longer text"),
+    ("--device cuda:77", "device", "use"),
+    ("--out file", "file", "choose another --out"),
+    ("--jobs -1", "--jobs -1", "give 0"),
+]
+
+
+@pytest.mark.parametrize(("flags", "value", "fix"), BAD)
+def test_compare(flags: str, value: str, fix: str, spheret: Any, tiny: list[str]) -> None:
+    Path("file").touch()
+    code, _, err = spheret("compare --steps 3", *tiny, *flags.split())
+    assert code == 2
+    assert len(err.splitlines()) == 1 and err.startswith("spheret compare: "), err
+    assert value in err and fix in err
+    assert not list(Path.cwd().rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        ("train --steps 0", "--steps 0"),
+        ("train --scheme foo", "'foo'"),
+        ("train --resume --out nowhere", "no run in nowhere"),
+        ("prepare --tokenizer nope", "'nope'"),
+        ("prepare --data missing.txt", "'missing.txt'"),
+        ("report nowhere", "no results.json in nowhere"),
+        ("schemes foo", "'foo'"),
+    ],
+)
+def test_other_commands(command: str, value: str, spheret: Any) -> None:
+    code, _, err = spheret(command)
+    assert code == 2 and len(err.splitlines()) == 1 and value in err, err
+
+
+def test_a_flag_that_does_not_exist_is_answered_with_one_that_does(spheret: Any) -> None:
+    code, out, err = spheret("compare --stepz 3")
+    assert code == 2 and "--steps" in out + err
+
+
+def test_two_comparisons_in_one_folder(spheret: Any, tiny: list[str]) -> None:
+    Path("busy").mkdir()
+    with FileLock("busy/.lock"):
+        code, _, err = spheret("compare --steps 3 --out busy", *tiny)
+    assert code == 2 and "another comparison is running in busy" in err
+
+
+def test_a_bug_keeps_its_traceback(spheret: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPHERET_DEBUG", "1")
+    with pytest.raises(ValueError, match="unknown scheme 'foo'"):
+        spheret("schemes foo")

@@ -1,0 +1,132 @@
+"""`spheret compare` stopped, killed and started again, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import losses, until, users
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the workers of a run through /proc")
+
+SCHEMES = "--schemes pre-ln proj --lrs 1e-3 1e-2 --seeds 1"
+
+
+def text(name: str) -> str:
+    return Path(name).read_text()
+
+
+def run_files(out: Path, name: str) -> list[Path]:
+    return sorted(out.glob(f"runs/*/{name}"))
+
+
+def test_after_ctrl_c_the_printed_command_finishes_the_comparison(
+    start: Any, spheret: Any, tiny: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "stopped"
+    process = start(f"compare {SCHEMES} --steps 150 --jobs 1 --out {out}", *tiny)
+    until(lambda: run_files(out, "run.json") and len(run_files(out, "metrics.jsonl")) > 1, "a second run at work")
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert process.wait() == 130
+    assert not users(out)
+    assert "Traceback" not in text("err") + text("out")
+    for file in (*run_files(out, "*.json"), out / "results.json"):
+        json.loads(file.read_text())
+    assert "not complete" in json.loads((out / "results.json").read_text())["verdict"]
+    ended = {f: f.stat().st_mtime_ns for f in run_files(out, "run.json") if '"interrupted"' not in f.read_text()}
+    assert 0 < len(ended) < 6
+    command = next(line for line in text("out").splitlines() if line.startswith("  spheret compare"))
+
+    code, printed, _ = spheret(command.strip().removeprefix("spheret "))
+    assert code == 0
+    assert [int(n) for n in re.findall(r"^\[(\d+)/6\]", printed, re.MULTILINE)] == [1, 2, 3, 4, 5, 6]
+    assert printed.count("(reused)") == len(ended)
+    assert {f: f.stat().st_mtime_ns for f in ended} == ended
+    assert (out / "report.html").exists()
+
+    straight = tmp_path / "straight"
+    assert spheret(f"compare {SCHEMES} --steps 150 --out {straight}", *tiny)[0] == 0
+    assert losses(out) == losses(straight)
+
+
+def test_sigterm_stops_the_runs_and_leaves_the_terminal_as_it_was(tiny: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    controller, terminal = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "spheret",
+        "compare",
+        *SCHEMES.split(),
+        "--steps",
+        "100000",
+        "--out",
+        str(out),
+        *tiny,
+    ]
+    process = subprocess.Popen(words, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    shown = b""
+
+    def read() -> bool:
+        nonlocal shown
+        try:
+            shown += os.read(controller, 65536)
+        except OSError:  # the other end was closed
+            return True
+        return bool(run_files(out, "metrics.jsonl")) and b"/100000" in shown
+
+    until(read, "runs at work on the terminal")
+    process.terminate()
+    until(lambda: process.poll() is not None and read(), "the end")
+    while not read() or process.poll() is None:
+        pass
+    assert process.returncode == 143
+    assert not users(out)
+    assert b"\x1b[?25l" in shown and shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is hidden"
+    assert {json.loads(f.read_text())["outcome"] for f in run_files(out, "run.json")} == {"interrupted"}
+    os.close(controller)
+
+
+def test_a_killed_run_is_named_and_done_again(start: Any, spheret: Any, tiny: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    command = f"compare --schemes pre-ln --lrs 1e-2 --seeds 3 --steps 400 --jobs 1 --out {out}"
+    process = start(command, *tiny)
+    until(lambda: run_files(out, "metrics.jsonl"), "a run at work")
+    victim = run_files(out, "metrics.jsonl")[0].parent
+    os.kill(users(out)[0], signal.SIGKILL)
+
+    assert process.wait() == 1
+    assert victim.name in text("err") and "SIGKILL (exit code -9)" in text("err")
+    runs = json.loads((out / "results.json").read_text())["schemes"][0]["runs"]
+    assert [run["outcome"] for run in runs] == ["interrupted", "finished", "finished"]
+    assert runs[0]["reason"].startswith("crashed")
+
+    code, printed, err = spheret(command, *tiny)
+    assert code == 0 and not err
+    assert printed.count("(reused)") == 2
+    assert all(
+        run["outcome"] == "finished" for run in json.loads((out / "results.json").read_text())["schemes"][0]["runs"]
+    )
+
+
+def test_runs_do_not_outlive_a_killed_parent(start: Any, tiny: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "orphans"
+    process = start(f"compare {SCHEMES} --steps 1000000 --out {out}", *tiny)
+    until(lambda: run_files(out, "metrics.jsonl") and users(out), "runs at work")
+    process.kill()
+    process.wait()
+    until(lambda: not users(out), "the end of the orphans")
+    stopped = [json.loads(f.read_text()) for f in run_files(out, "run.json")]
+    assert stopped and {run["outcome"] for run in stopped} == {"interrupted"}
