@@ -80,18 +80,21 @@ def test_sigterm_stops_the_runs_and_leaves_the_terminal_as_it_was(tiny: list[str
     shown = b""
 
     def read() -> bool:
+        """Whether there is more to come."""
         nonlocal shown
         try:
-            shown += os.read(controller, 65536)
-        except OSError:  # the other end was closed
-            return True
-        return bool(run_files(out, "metrics.jsonl")) and b"/100000" in shown
+            shown += (news := os.read(controller, 65536))
+        except OSError:  # the process is gone
+            return False
+        return bool(news)
 
-    until(read, "runs at work on the terminal")
+    until(
+        lambda: not read() or (run_files(out, "metrics.jsonl") and b"/100000" in shown), "runs at work on the terminal"
+    )
     process.terminate()
-    until(lambda: process.poll() is not None and read(), "the end")
-    while not read() or process.poll() is None:
+    while read():
         pass
+    process.wait()
     assert process.returncode == 143
     assert not users(out)
     assert b"\x1b[?25l" in shown and shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is hidden"

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from spheret.reporting import csv_text, load_results, markdown, rich_table, rows
+from spheret.reporting import csv_text, load_results, markdown, print_table, rows
 from spheret.reporting.table import perplexity, rate
 
 
 def printed(results, width: int = 100) -> str:  # type: ignore[no-untyped-def]
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(rich_table(results))
+    print_table(console, results)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -31,6 +32,52 @@ def test_terminal_table_is_whole_at_100_columns(results) -> None:  # type: ignor
             assert f"{row.difference:+.4f}" in text
             assert f"[{row.difference_low:+.4f}, {row.difference_high:+.4f}]" in text
     assert "1 diverged" in text and "1 collapsed" in text and "0.008*" in text
+
+
+LONG_NAMES = ("pre-ln", "spheret:p=learn-per-layer", "spheret:p=learn-per-layer,alpha=0.5,update-norm=rms")
+
+
+@pytest.fixture
+def long_names(results):  # type: ignore[no-untyped-def]
+    for entry, name in zip(results["schemes"], LONG_NAMES, strict=False):
+        entry["scheme"] = name
+    return results
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 120, 200])
+def test_what_does_not_fit_is_left_out_and_named_but_never_cut(long_names, width: int) -> None:  # type: ignore[no-untyped-def]
+    text = printed(long_names, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for row in rows(long_names):
+        assert f"{row.val_loss:.4f}" in text and f"± {row.half_width:.4f}" in text
+        if row.difference_low is not None:
+            assert f"{row.difference:+.4f}" in text
+            assert f"[{row.difference_low:+.4f}, {row.difference_high:+.4f}]" in text
+    first_column = "".join(line.split()[0] for line in text.splitlines() if re.match(r" \S", line))
+    assert all(name in first_column for name in LONG_NAMES)
+    table, _, missing = text.partition("No room for ")
+    for title in ("best lr", "perplexity", "bits/byte", "tokens/s"):
+        assert (title in table) != (title in " ".join(missing.split()))
+
+
+def test_columns_go_in_the_order_of_what_they_tell(long_names) -> None:  # type: ignore[no-untyped-def]
+    shown = [
+        {
+            t
+            for t in ("best lr", "perplexity", "bits/byte", "tokens/s")
+            if t in printed(long_names, w).partition("No room")[0]
+        }
+        for w in range(60, 140)
+    ]
+    assert shown[0] == set() and len(shown[-1]) == 4
+    assert all(less <= more for less, more in zip(shown, shown[1:], strict=False))
+    assert {"best lr"} in shown and {"best lr", "perplexity"} in shown
+
+
+def test_a_very_narrow_terminal_gets_a_table_that_is_too_wide_rather_than_wrong(long_names) -> None:  # type: ignore[no-untyped-def]
+    text = printed(long_names, 30)
+    assert all(f"{row.val_loss:.4f}" in text for row in rows(long_names))
 
 
 def test_brackets_in_a_name_are_not_markup(results) -> None:  # type: ignore[no-untyped-def]

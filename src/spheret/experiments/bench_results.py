@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TABLE_HEADER = ("variant", "parameters", "ms per step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
+TABLE_HEADER = ("variant", "parameters", "ms/step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
 
 
 def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -19,7 +19,7 @@ def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
             f"{1e3 * v['p10_s']:.2f} - {1e3 * v['p90_s']:.2f}",
             f"{v['tokens_per_s']:,.0f}",
             f"{v['ratio']:.3f}",
-            f"{v['ratio_p10']:.3f} - {v['ratio_p90']:.3f}",
+            f"{v['ratio_p10']:.2f} - {v['ratio_p90']:.2f}",
             "-" if v["peak_bytes"] is None else f"{v['peak_bytes'] / 2**20:,.0f} MiB",
         )
         for v in result["variants"]

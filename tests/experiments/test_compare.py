@@ -1,0 +1,207 @@
+"""What a comparison trains, what it reports, and what it does with what earlier calls left in its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from spheret.experiments.compare import Comparison, compare, failures, warnings_of
+from spheret.experiments.plan import TUNING_SEED, CompareConfig
+from spheret.experiments.runner import Runner
+from spheret.experiments.worker import LOCK_FILE, WARNINGS_FILE
+
+Results = dict[str, Any]
+BROKEN = "pre-ln:gain=1e38"
+"""Diverges in its first step at every learning rate."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> CompareConfig:
+    corpus = tmp_path_factory.mktemp("corpus")
+    for i in range(20):
+        (corpus / f"{i}.txt").write_text(f"the norm of sphere {i} turns by an angle beta over p " * 10)
+    return CompareConfig(
+        data=(str(corpus),), schemes=("pre-ln", "proj"), lrs=(1e-3, 1e-2), seeds=2, steps=5, n_layer=1, n_head=2,
+        n_embd=16, block_size=16, batch_size=2, eval_windows=4, device="cpu", out=tmp_path_factory.mktemp("out") / "a",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPHERET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def first(config: CompareConfig) -> Results:
+    """The comparison as it comes out the first time."""
+    return compare(config)
+
+
+def run_jsons(config: CompareConfig) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in (config.out / "runs").glob("*/run.json")}
+
+
+def losses(results: Results) -> list[float]:
+    return [run["val_loss"] for entry in results["schemes"] for run in (*entry["tuning"], *entry["runs"])]
+
+
+def test_the_rate_is_picked_on_a_seed_that_is_not_reported(first: Results, config: CompareConfig) -> None:
+    assert first["settings"]["tuning_seed"] == TUNING_SEED and TUNING_SEED not in first["settings"]["seeds"]
+    for entry in first["schemes"]:
+        assert [t["lr"] for t in entry["tuning"]] == [1e-3, 1e-2] and {t["seed"] for t in entry["tuning"]} == {
+            TUNING_SEED
+        }
+        assert entry["lr"] == min(entry["tuning"], key=lambda t: t["val_loss"])["lr"]
+        assert [(r["seed"], r["lr"]) for r in entry["runs"]] == [(1, entry["lr"]), (2, entry["lr"])]
+        assert entry["lr_at_edge"] is True  # two rates have nothing but edges
+        assert entry["val_loss"]["mean"] == pytest.approx(sum(r["val_loss"] for r in entry["runs"]) / 2)
+
+
+def test_results_say_what_the_run_folders_say(first: Results, config: CompareConfig) -> None:
+    assert json.loads((config.out / "results.json").read_text()) == first
+    runs = [run for entry in first["schemes"] for run in (*entry["tuning"], *entry["runs"])]
+    assert len({run["run"] for run in runs}) == 8 == len(run_jsons(config))
+    for run in runs:
+        own = json.loads((config.out / run["run"] / "run.json").read_text())
+        trained = json.loads((config.out / run["run"] / "config.json").read_text())
+        assert own["final"]["val_loss"] == run["val_loss"] and own["outcome"] == run["outcome"] == "finished"
+        assert trained["lr"] == run["lr"] and trained["seed"] == run["seed"]
+
+
+def test_a_second_call_trains_nothing(first: Results, config: CompareConfig) -> None:
+    before = run_jsons(config)
+    seen: list[Comparison] = []
+    again = compare(config, on_tick=lambda state, runner: seen.append(state))
+    assert run_jsons(config) == before
+    assert again["schemes"] == first["schemes"] and len(seen[-1].reused) == seen[-1].total_runs == 8
+
+
+def corrupt_result(folder: Path) -> None:
+    (folder / "run.json").write_text('{"outcome": "finis')
+
+
+def empty_config_and_no_result(folder: Path) -> None:
+    (folder / "run.json").unlink()
+    (folder / "config.json").write_text("")
+
+
+def garbage_in_metrics(folder: Path) -> None:
+    (folder / "run.json").write_text("[]")
+    (folder / "metrics.jsonl").write_text("\0\0\0\n{]\n")
+
+
+def broken_checkpoint_folder(folder: Path) -> None:
+    (folder / "run.json").write_text("{}")
+    (folder / "config.json").write_text("{}")
+    (folder / "checkpoints" / "step_0000002").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    "damage", [corrupt_result, empty_config_and_no_result, garbage_in_metrics, broken_checkpoint_folder]
+)
+def test_what_a_crash_damaged_is_trained_again(
+    damage: Callable[[Path], None], first: Results, config: CompareConfig
+) -> None:
+    compare(config)
+    victim = config.out / first["schemes"][1]["runs"][0]["run"]
+    before = run_jsons(config)
+    damage(victim)
+    (config.out / "results.json").write_text("{")
+    again = compare(config)
+    assert losses(again) == losses(first)
+    assert {file.parent for file, changed in run_jsons(config).items() if changed != before[file]} == {victim}
+
+
+def test_other_settings_use_other_folders(first: Results, config: CompareConfig) -> None:
+    before = run_jsons(config)
+    other = compare(dataclasses.replace(config, steps=6, schemes=("proj",), lrs=(1e-2,), seeds=1))
+    (run,) = other["schemes"][0]["runs"]
+    assert config.out / run["run"] / "run.json" not in before
+    assert run_jsons(config).items() >= before.items()
+    assert losses(compare(config)) == losses(first)
+
+
+def test_one_rate_needs_no_tuning_and_one_seed_gives_no_verdict(config: CompareConfig, tmp_path: Path) -> None:
+    results = compare(dataclasses.replace(config, lrs=(1e-2,), seeds=1, out=tmp_path))
+    assert results["verdict"].startswith("No verdict: with one seed")
+    assert results["settings"]["tuning_seed"] is None
+    for entry in results["schemes"]:
+        assert entry["tuning"] == [] and entry["lr"] == 1e-2 and entry["lr_at_edge"] is False
+        assert [r["seed"] for r in entry["runs"]] == [1]
+    assert "not complete" not in results["verdict"]
+
+
+def test_a_scheme_that_always_diverges_is_named_and_not_averaged(config: CompareConfig, tmp_path: Path) -> None:
+    results = compare(dataclasses.replace(config, schemes=("proj", BROKEN), out=tmp_path))
+    fine, lost = results["schemes"]
+    assert fine["val_loss"]["n"] == 2 and fine["diverged"] == 0
+    assert lost["diverged"] == 2 and lost["val_loss"] == {
+        "mean": None,
+        "sd": None,
+        "ci_low": None,
+        "ci_high": None,
+        "n": 0,
+    }
+    assert lost["lr"] == 1e-3 and [t["outcome"] for t in lost["tuning"]] == ["diverged"] * 2
+    assert f"{lost['scheme']} diverged in 2 of 2 runs" in results["verdict"]
+    assert not failures(results)
+
+
+def test_a_relative_folder_holds_for_the_workers_too(config: CompareConfig, tmp_path: Path, monkeypatch: Any) -> None:
+    small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, out=Path("here/out"))
+    monkeypatch.chdir(tmp_path)
+    results = compare(small)
+    assert (tmp_path / "here/out" / results["schemes"][0]["runs"][0]["run"] / "run.json").exists()
+    monkeypatch.chdir(tmp_path / "here")
+    moved = dataclasses.replace(small, out=Path("out"))
+    before = run_jsons(moved)
+    assert losses(compare(moved)) == losses(results) and run_jsons(moved) == before
+
+
+def test_a_run_waits_for_an_orphan_that_still_holds_its_folder(
+    first: Results, config: CompareConfig, tmp_path: Path
+) -> None:
+    small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, out=tmp_path)
+    folder = tmp_path / next(r for r in first["schemes"][1]["runs"] if r["seed"] == 1)["run"].replace(
+        "lr0.001", "lr0.01"
+    )
+    lock = FileLock(folder / LOCK_FILE)
+    held: list[bool] = []
+
+    def release_later(state: Comparison, runner: Runner) -> None:
+        if runner.active and not held:
+            held.append((folder / "metrics.jsonl").exists())
+            threading.Timer(1.0, lambda: os.unlink(folder / "hold")).start()
+
+    folder.mkdir(parents=True)
+    (folder / "hold").touch()
+    holder = threading.Thread(target=_hold, args=(lock, folder / "hold"))
+    holder.start()
+    results = compare(small, on_tick=release_later)
+    holder.join()
+    assert results["schemes"][0]["runs"][0]["outcome"] == "finished"
+
+
+def _hold(lock: FileLock, until_gone: Path) -> None:
+    with lock:
+        while until_gone.exists():
+            time.sleep(0.05)
+
+
+def test_warnings_of_the_runs_are_counted(first: Results, config: CompareConfig) -> None:
+    runs = [entry["runs"][0]["run"] for entry in first["schemes"]]
+    for run in runs:
+        (config.out / run / WARNINGS_FILE).write_text("beware\n")
+    assert warnings_of(first, config.out) == {"beware": 2}
