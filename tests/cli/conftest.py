@@ -1,4 +1,4 @@
-"""The `spheret` command on a tiny corpus: in this process, and in processes of its own that can be stopped and killed."""
+"""The `spheret` command on a tiny corpus: in this process, and in processes that can be stopped and killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ def spheret(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """start("compare --out x", *more) -> a process in a process group of its own; what it prints goes to the files out and err."""
+    """start("compare --out x", *more) -> a process that leads a group; what it prints goes to the files out and err."""
     begun: list[subprocess.Popen[str]] = []
 
     def launch(command: str, *more: str) -> subprocess.Popen[str]:
@@ -84,6 +85,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
             process.wait()
+    for orphan in users(tmp_path):  # only where a test has failed
+        os.kill(orphan, signal.SIGKILL)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -97,14 +100,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def users(folder: Path) -> list[int]:
-    """Processes that hold a file in `folder` open: the workers of its runs."""
+    """Processes that hold a file of a run below `folder` open: its workers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             links = [os.readlink(link) for link in (process / "fd").iterdir()]
         except OSError:
             continue
-        if any(link.startswith(f"{folder}/runs/") for link in links):
+        if any(link.startswith(f"{folder}/") and "/runs/" in link for link in links):
             found.append(int(process.name))
     return found
 

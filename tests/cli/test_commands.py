@@ -20,6 +20,7 @@ SCALE = {
     "--seeds": ["2"],
     "--lrs": ["1e-3", "1e-2"],
     "--tokenizer": ["bpe:300"],
+    "--rounds": ["1"],
 }
 SHAPE = "--n-layer 1 --n-head 2 --n-embd 16 --block-size 16 --batch-size 2 --eval-windows 4 --device cpu"
 
@@ -76,6 +77,11 @@ def test_example_of_prepare(spheret: Any, corpus: Path) -> None:
     parquet.write_table(pyarrow.table({"text": texts}), "corpus.parquet")
     code, out, _ = spheret(shlex.join(scaled(example("prepare"))))
     assert code == 0 and "train_tokens" in out and Path("shards").is_dir()
+
+
+def test_example_of_bench(spheret: Any) -> None:
+    code, out, _ = spheret(shlex.join(scaled(example("bench"))), *SHAPE.partition(" --eval-windows")[0].split())
+    assert code == 0 and "nanogpt" in out and "proj" in out
 
 
 def test_example_of_schemes(spheret: Any) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from filelock import FileLock
 
 from spheret.experiments.compare import Comparison, compare, failures, warnings_of
 from spheret.experiments.plan import TUNING_SEED, CompareConfig
-from spheret.experiments.runner import Runner
-from spheret.experiments.worker import LOCK_FILE, WARNINGS_FILE
+from spheret.experiments.worker import LOCK_FILE, WARNINGS_FILE, warnings_kept
 
 Results = dict[str, Any]
 BROKEN = "pre-ln:gain=1e38"
@@ -170,38 +169,39 @@ def test_a_relative_folder_holds_for_the_workers_too(config: CompareConfig, tmp_
     assert losses(compare(moved)) == losses(results) and run_jsons(moved) == before
 
 
-def test_a_run_waits_for_an_orphan_that_still_holds_its_folder(
-    first: Results, config: CompareConfig, tmp_path: Path
-) -> None:
+def test_a_run_waits_for_an_orphan_that_still_holds_its_folder(config: CompareConfig, tmp_path: Path) -> None:
     small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, out=tmp_path)
-    folder = tmp_path / next(r for r in first["schemes"][1]["runs"] if r["seed"] == 1)["run"].replace(
-        "lr0.001", "lr0.01"
-    )
-    lock = FileLock(folder / LOCK_FILE)
-    held: list[bool] = []
+    folder = tmp_path / compare(small)["schemes"][0]["runs"][0]["run"]
+    for name in ("run.json", "metrics.jsonl"):
+        (folder / name).unlink()
+    touched: list[bool] = []
 
-    def release_later(state: Comparison, runner: Runner) -> None:
-        if runner.active and not held:
-            held.append((folder / "metrics.jsonl").exists())
-            threading.Timer(1.0, lambda: os.unlink(folder / "hold")).start()
+    def hold(lock: FileLock) -> None:
+        with lock:
+            holding.set()
+            time.sleep(2)
+            touched.append((folder / "metrics.jsonl").exists())
 
-    folder.mkdir(parents=True)
-    (folder / "hold").touch()
-    holder = threading.Thread(target=_hold, args=(lock, folder / "hold"))
-    holder.start()
-    results = compare(small, on_tick=release_later)
-    holder.join()
+    holding = threading.Event()
+    orphan = threading.Thread(target=hold, args=(FileLock(folder / LOCK_FILE),))
+    orphan.start()
+    holding.wait()
+    results = compare(small)
+    orphan.join()
+    assert touched == [False]
     assert results["schemes"][0]["runs"][0]["outcome"] == "finished"
 
 
-def _hold(lock: FileLock, until_gone: Path) -> None:
-    with lock:
-        while until_gone.exists():
-            time.sleep(0.05)
+def test_warnings_of_the_runs_are_kept_once_each_and_counted(first: Results, config: CompareConfig) -> None:
+    for entry in first["schemes"]:
+        with warnings_kept(config.out / entry["runs"][0]["run"]):
+            for _ in range(3):
+                warnings.warn("beware of\nthe loss", stacklevel=1)
+    assert warnings_of(first, config.out) == {"beware of the loss": 2}
 
 
-def test_warnings_of_the_runs_are_counted(first: Results, config: CompareConfig) -> None:
-    runs = [entry["runs"][0]["run"] for entry in first["schemes"]]
-    for run in runs:
-        (config.out / run / WARNINGS_FILE).write_text("beware\n")
-    assert warnings_of(first, config.out) == {"beware": 2}
+def test_warnings_are_kept_when_the_run_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), warnings_kept(tmp_path):
+        warnings.warn("beware", stacklevel=1)
+        raise RuntimeError
+    assert (tmp_path / WARNINGS_FILE).read_text() == "beware\n"

@@ -20,7 +20,7 @@ from spheret.reporting import print_table, write_report
 class CompareCommand(CompareConfig):
     """Compare residual schemes: schemes x learning rates x seeds on one corpus -> table, report.html, verdict.
 
-    Example: spheret compare --schemes pre-ln proj spheret:p=0.5 --lrs 2e-3 4e-3 8e-3 --seeds 3 --steps 400 --out runs/first
+    Example: spheret compare --schemes pre-ln proj cay --lrs 2e-3 4e-3 8e-3 --seeds 3 --steps 400 --out runs/first
     """
 
     def __post_init__(self) -> None:
@@ -32,10 +32,8 @@ def run(config: CompareConfig) -> int:
     """Compare, print table and verdict, write results.json, results.csv and report.html; returns the exit code."""
     _require_report_libraries()
     console = output()
-    say(
-        console,
-        f"Comparing {', '.join(config.names)}: {config.total_runs} runs of {config.steps} steps, baseline {config.names[0]}.",
-    )
+    size = f"{config.total_runs} runs of {config.steps} steps"
+    say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
     try:
         with view(console) as live:
             results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)

@@ -23,5 +23,8 @@ def is_terminal() -> bool:
 
 
 def say(console: Console, text: str = "", style: str = "", *, to_copy: bool = False) -> None:
-    """Prints text without markup. A terminal gets its lines broken between words, unless they are `to_copy`; a pipe gets them whole."""
+    """Prints text without markup.
+
+    A terminal gets its lines broken between words, unless they are `to_copy`; a pipe gets them whole.
+    """
     console.print(text, style=style, markup=False, soft_wrap=to_copy or not is_terminal())

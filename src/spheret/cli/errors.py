@@ -10,7 +10,10 @@ from typing import Any
 
 
 class UsageError(Exception):
-    """A flag with a value that cannot be. Not a ValueError, which tyro would put into a box, cut at the width of the terminal."""
+    """A flag with a value that cannot be.
+
+    Not a ValueError, which tyro would put into a box, broken at the width of the terminal.
+    """
 
 
 @contextmanager
@@ -31,7 +34,7 @@ def explain(error: BaseException) -> str:
 
 
 def as_flags(message: str, command: Any) -> str:
-    """`message` with the fields that it sets, such as 'n_embd = 30', spelled as the flags that were typed: '--n-embd 30'."""
+    """`message` with the fields it mentions as the flags that were typed: 'n_embd = 30' becomes '--n-embd 30'."""
     for field in dataclasses.fields(command):
         message = re.sub(rf"(?<![\w-]){field.name} ?= ?(?=\S)", f"--{field.name.replace('_', '-')} ", message)
     return message

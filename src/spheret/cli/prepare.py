@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spheret import data
 from spheret.cli.console import output, say
 from spheret.cli.errors import flags_checked
+from spheret.data import DataConfig
+from spheret.data import prepare as prepare_data
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class PrepareCommand:
         with flags_checked():
             self.config()
 
-    def config(self) -> data.DataConfig:
+    def config(self) -> DataConfig:
         """What to read and how to cut it."""
-        return data.DataConfig(
+        return DataConfig(
             data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
         )
 
@@ -42,7 +43,7 @@ class PrepareCommand:
 def run(command: PrepareCommand) -> int:
     """Prepare, and print what came of it."""
     console = output()
-    dataset = data.prepare(command.config(), out=command.out, progress=lambda line: say(console, line, "dim"))
+    dataset = prepare_data(command.config(), out=command.out, progress=lambda line: say(console, line, "dim"))
     for key, value in dataset.summary().items():
         say(console, f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
     say(console, f"folder: {dataset.path}", to_copy=True)

@@ -33,7 +33,10 @@ def run(command: SchemesCommand) -> int:
         names = available()
         for name in names:
             say(console, f"{name:{max(map(len, names))}}  {parse_scheme(name).summary}")
-        say(console, "\nspheret:p=<x> takes any x in (0, inf]. `spheret schemes NAME` explains a scheme and lists its options.")
+        say(
+            console,
+            "\nspheret:p=<x> takes any x in (0, inf]. `spheret schemes NAME` explains a scheme and lists its options.",
+        )
         return 0
     scheme = parse_scheme(command.name)
     say(console, f"{scheme.summary}\n\n{_documentation(scheme)}\n")

@@ -57,7 +57,11 @@ def run(command: TrainCommand) -> int:
     line = progress_line(config)
     try:
         result = train(
-            config, command.out, dataset=dataset, resume=command.resume, on_log=lambda record: say(console, line(record))
+            config,
+            command.out,
+            dataset=dataset,
+            resume=command.resume,
+            on_log=lambda record: say(console, line(record)),
         )
     except TrainingInterrupted as stop:
         kept = "" if checkpoints(command.out) else ", from the start, for want of a checkpoint"
@@ -71,8 +75,14 @@ def summary(result: RunResult) -> str:
     """What became of the run, in one or two lines."""
     loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se or 0:.4f} nats/token"
     collapsed = ", collapsed to the unigram plateau" if result.collapsed else ""
-    text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}, {result.parameters:,} parameters"
-    return "\n".join([text, *([result.reason] if result.reason else []), f"Run folder: {result.folder}"])
+    text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}"
+    return "\n".join(
+        [
+            text,
+            *([result.reason] if result.reason else []),
+            f"{result.parameters:,} parameters, run folder {result.folder}",
+        ]
+    )
 
 
 def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:

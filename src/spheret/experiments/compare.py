@@ -1,11 +1,12 @@
 """The main job: several schemes under the same data and budget, each at its own best learning rate, with error bars.
 
-The learning rate is picked on a seed apart from those reported: the best of several noisy runs is biased, and a scheme with a wider
-grid would gain from it.
+The learning rate is picked on a seed apart from those reported: the best of several noisy runs is biased, and a scheme
+with a wider grid would gain from it.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,10 +112,8 @@ class Comparison:
         if there == self.total_runs:
             return ""
         crashed = f", {len(self.failed)} of them crashed" if self.failed else ""
-        return (
-            f"\nNote: This comparison is not complete: {len(self.ended)} of {self.total_runs} runs have ended{crashed}. "
-            "The same command runs what is missing."
-        )
+        ended = f"{len(self.ended)} of {self.total_runs} runs have ended{crashed}"
+        return f"\nNote: This comparison is not complete: {ended}. The same command runs what is missing."
 
     def _settings(self) -> dict[str, Any]:
         config = self.config
@@ -190,14 +189,15 @@ def compare(
 ) -> dict[str, Any]:
     """Run what is missing of a comparison and write ``results.json`` into ``config.out``; returns its content.
 
-    Runs that have ended are reused: the same call again after an interruption goes on where it stopped. Results are written after every
-    run that ends, so an interrupted comparison can be reported as far as it came.
+    Runs that have ended are reused: the same call again after an interruption goes on where it stopped. Results are
+    written after every run that ends, so an interrupted comparison can be reported as far as it came.
 
     Raises:
         ValueError, FileNotFoundError: settings or data that no run could work with; nothing has been trained.
         OSError: the folder cannot be written.
         ComparisonBusy: another process compares into the same folder.
-        TrainingInterrupted (a KeyboardInterrupt): a signal came; the running processes have been stopped and what is there has been written.
+        TrainingInterrupted (a KeyboardInterrupt): a signal came; the running processes have been stopped and what is
+            there has been written.
     """
     _check_machine_and_models(config)
     with _only_here(config.out):
@@ -231,19 +231,21 @@ def _compare(state: Comparison, on_tick: Callable[[Comparison, Runner], None] | 
 
 @contextmanager
 def _only_here(out: Path) -> Iterator[None]:
-    """Makes the folder and holds its lock."""
+    """Makes the folder and holds its lock; where there is no room left, the error names the folder."""
     lock = FileLock(out / ".lock", timeout=0)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise ComparisonBusy(
-            f"another comparison is running in {out}: wait for it, or choose another --out"
-        ) from None
+        raise ComparisonBusy(f"another comparison is running in {out}: wait for it, or choose another --out") from None
     except OSError as error:
         raise OSError(f"cannot write to {out} ({error.strerror or error}): choose another --out") from error
     try:
         yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(f"no space left for {out}: make room, then the same command goes on from there") from error
     finally:
         lock.release()
 

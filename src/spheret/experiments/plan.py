@@ -24,7 +24,7 @@ Purpose = Literal["tuning", "seed"]
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(RunSettings):
-    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take a few minutes on two CPU cores."""
+    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take minutes on two CPU cores."""
 
     schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
     """Residual schemes; the first is the baseline of every difference (see `spheret schemes`)."""
@@ -121,13 +121,14 @@ def _spec(
 
 
 def _slug(scheme: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")[:80]  # file systems end at 255 bytes; the digest tells them apart
+    # Cut, as file systems end at 255 bytes; the digest tells two long names apart.
+    return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")[:80]
 
 
 def _digest(run: TrainConfig, fingerprint: str) -> str:
     """Short hash of all that decides a run's result: a folder of this name holds this run and no other.
 
-    The scheme counts with all its options and with our version, as their defaults may change from one version to the next.
+    The scheme counts with all its options, and our version counts: defaults may change from one to the next.
     """
     values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
     values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.connection))

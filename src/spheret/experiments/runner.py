@@ -1,4 +1,4 @@
-"""Runs in processes of their own, as many at a time as the cores allow; the parent reads their metrics and never shares memory.
+"""Runs in processes of their own, as many at a time as the cores allow; the parent reads their files.
 
 A run that crashes takes nothing else with it; a run that has ended is not run again.
 """
@@ -31,7 +31,7 @@ STOP_SECONDS = 20.0
 
 
 class OnEnd(Protocol):
-    """Told of every run that ends: `result` is None for a run that crashed, `reused` true for one that had ended before this call."""
+    """Told of every run that ends: `result` is None if it crashed, `reused` true if it had ended before this call."""
 
     def __call__(self, spec: RunSpec, result: RunResult | None, *, reused: bool) -> None: ...
 
@@ -187,7 +187,7 @@ class Runner:
 
 
 def _process_context() -> Any:
-    """A server process that has imported the package once and forks from there: a run starts in milliseconds, without the parent's threads."""
+    """A server that has imported the package and forks: a run starts at once, without the parent's threads."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

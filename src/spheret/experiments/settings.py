@@ -1,4 +1,4 @@
-"""Settings of a run as a user types them: one flat list of flags for model, data and training, shared by all commands that train."""
+"""Settings of a run as a user types them: one flat list of flags, shared by all commands that train."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the process of one run does, and the files by which it tells its parent how the run went.
 
-The parent alone decides when a run stops: it sends SIGTERM, or it is gone, which a thread here waits for. Ctrl-C, which a terminal sends to
-every process, does not reach a worker.
+The parent alone decides when a run stops: it sends SIGTERM, or it is gone, which a thread here waits for. Ctrl-C, which
+a terminal sends to every process, does not reach a worker.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def work(spec: RunSpec, dataset: Path, threads: int) -> None:
-    """Train the run in its folder, then exit: 0 when it ended, 130 when it was stopped, 1 after an error (in error.txt)."""
+    """Train the run in its folder, then exit: 0 when it ended, 130 when stopped, 1 after an error (error.txt)."""
     _obey_parent()
     torch.set_num_threads(threads)
     try:
-        with FileLock(spec.folder / LOCK_FILE, timeout=2 * ORPHAN_SECONDS):  # an orphan of a killed call may be stopping
+        # An orphan of a call that was killed may still be stopping.
+        with FileLock(spec.folder / LOCK_FILE, timeout=2 * ORPHAN_SECONDS):
             resume = _tidy(spec)
             _keep_output(spec.folder)
-            with _warnings_kept(spec.folder):
+            with warnings_kept(spec.folder):
                 train(spec.config, spec.folder, dataset=Dataset.open(dataset), resume=resume)
             _drop_empty_output(spec.folder)
     except KeyboardInterrupt:
@@ -77,7 +78,7 @@ def explain_exit(folder: Path, code: int | None) -> str:
 
 
 @contextmanager
-def _warnings_kept(folder: Path) -> Iterator[None]:
+def warnings_kept(folder: Path) -> Iterator[None]:
     """Writes the warnings of the run to a file, each once, whether it ends well or not."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

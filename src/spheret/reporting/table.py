@@ -18,7 +18,8 @@ from rich.text import Text
 from spheret.experiments.statistics import call
 
 MISSING = "-"
-FOLD_NAMES_ABOVE = 30
+NAME_WIDTH, FOLD_NAMES_ABOVE = 12, 30
+"""Columns that scheme names get at least, and above which they are folded behind every comma."""
 _CALL_STYLE = {"better": "bold green", "worse": "bold red", "unclear": "yellow", "unknown": "dim"}
 
 
@@ -58,8 +59,9 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
 def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
     """The table for a terminal of `width` columns.
 
-    Columns that do not fit are left out, tokens/s first, then bits/byte, perplexity and the best learning rate, and named below the table;
-    then long scheme names are folded. No name or number is ever cut: below some 50 columns the table is wider than asked.
+    Columns that do not fit are left out, tokens/s first, then bits/byte, perplexity and the best learning rate, and
+    named below the table; then long scheme names are folded. No name or number is ever cut: where there are fewer than
+    some 60 columns, the table is wider than asked.
     """
     shown = list(rows(results))
     columns = list(_COLUMNS)
@@ -100,7 +102,9 @@ def _table(shown: Sequence[Row], columns: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for title in columns:
         name = title == "scheme"
-        table.add_column(title, justify="left" if name else "right", no_wrap=not name, overflow="fold", min_width=12 * name)
+        table.add_column(
+            title, justify="left" if name else "right", no_wrap=not name, overflow="fold", min_width=NAME_WIDTH * name
+        )
     for row in shown:
         # Text, not str: square brackets would be read as markup.
         styles = {"difference\n[95% interval]": _CALL_STYLE.get(row.call, "")}
@@ -114,7 +118,7 @@ def _natural_width(table: Table) -> int:
 
 def _least_width(table: Table) -> int:
     """Width at which only the scheme names are folded."""
-    return _natural_width(table) - _widest(table.columns[0]) + min(12, _widest(table.columns[0]))
+    return _natural_width(table) - _widest(table.columns[0]) + min(NAME_WIDTH, _widest(table.columns[0]))
 
 
 def _widest(column: Column) -> int:

@@ -1,0 +1,110 @@
+"""What a comparison asks for: its runs, their folders, the command that repeats it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spheret.experiments.plan import CompareConfig, seed_runs, tuning_runs
+
+CONFIG = CompareConfig(schemes=("pre-ln", "proj"), lrs=(1e-3, 2e-3), seeds=3, steps=10)
+
+
+def folder(config: CompareConfig, scheme: str = "proj", lr: float = 1e-3, fingerprint: str = "f") -> str:
+    return next(seed_runs(config, scheme, lr, 257, fingerprint)).folder.name
+
+
+def test_tuning_is_on_a_seed_of_its_own() -> None:
+    tuning = list(tuning_runs(CONFIG, "proj", 257, "f"))
+    seeds = list(seed_runs(CONFIG, "proj", 2e-3, 257, "f"))
+    assert [(t.lr, t.seed) for t in tuning] == [(1e-3, 0), (2e-3, 0)]
+    assert [s.seed for s in seeds] == [1, 2, 3] and {s.lr for s in seeds} == {2e-3}
+    assert CONFIG.total_runs == 2 * (2 + 3)
+    assert len({s.folder for s in (*tuning, *seeds)}) == 5
+
+
+def test_nothing_to_tune_with_one_rate() -> None:
+    single = dataclasses.replace(CONFIG, lrs=(1e-3,))
+    assert not list(tuning_runs(single, "proj", 257, "f")) and single.total_runs == 2 * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 11},
+        {"n_layer": 7},
+        {"batch_size": 9},
+        {"schedule": "constant"},
+        {"weight_decay": 0.0},
+        {"eval_windows": 7},
+        {"dtype": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_what_decides_the_result_decides_the_folder(change: dict[str, object]) -> None:
+    assert folder(dataclasses.replace(CONFIG, **change)) != folder(CONFIG)  # type: ignore[arg-type]
+
+
+def test_the_corpus_the_rate_and_the_options_of_the_scheme_decide_too() -> None:
+    names = [
+        folder(CONFIG),
+        folder(CONFIG, fingerprint="g"),
+        folder(CONFIG, lr=1.0000001e-3),
+        folder(CONFIG, scheme="proj:alpha=1.0000001"),
+        folder(CONFIG, scheme="proj:alpha=1"),
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_what_only_says_where_or_how_often_does_not() -> None:
+    same = dataclasses.replace(CONFIG, eval_interval=3, jobs=1, seeds=9, schemes=("proj",), data=("elsewhere",))
+    assert folder(same) == folder(CONFIG)
+
+
+def test_long_names_fit_a_file_system() -> None:
+    names = {folder(CONFIG, scheme=f"spheret:{'alpha=0.123456789,' * 20}p={p}") for p in (0.5, 0.6)}
+    assert len(names) == 2 and max(map(len, names)) < 150
+
+
+def test_the_command_repeats_the_comparison() -> None:
+    config = dataclasses.replace(
+        CONFIG,
+        lrs=(1 / 3, 1e-3),
+        out=Path("a folder"),
+        warmup=5.0,
+        data=("x.txt", "y z"),
+        schemes=("cay", "spheret:p=1"),
+    )
+    words = shlex.split(config.command())
+    assert words[:2] == ["spheret", "compare"]
+    flags: dict[str, list[str]] = {}
+    for word in words[2:]:
+        if word.startswith("--"):
+            values = flags.setdefault(word, [])
+        else:
+            values.append(word)
+    assert [float(v) for v in flags["--lrs"]] == [1 / 3, 1e-3]
+    assert flags["--out"] == ["a folder"] and flags["--data"] == ["x.txt", "y z"] and flags["--warmup"] == ["5"]
+    assert flags["--schemes"] == ["cay", "spheret:p=1"] and flags["--seeds"] == ["3"] and "--n-layer" not in flags
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schemes": ()}, "no schemes given"),
+        ({"schemes": ("proj", "spheret:p=1")}, "scheme proj is given twice"),
+        ({"lrs": ()}, "no learning rate given"),
+        ({"lrs": (1e-3, 0.001)}, "given twice"),
+        ({"lrs": (1e-3, -1.0)}, "must be positive"),
+        ({"seeds": 0}, "at least 1 run"),
+        ({"jobs": -1}, "give 0"),
+        ({"n_head": 3}, "not a multiple"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused_at_once(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)  # type: ignore[arg-type]

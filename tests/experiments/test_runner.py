@@ -1,0 +1,52 @@
+"""Following runs, dividing the cores, and saying why a process ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spheret.experiments.runner import MetricsTail, cpu_cores, threads_per_run
+from spheret.experiments.worker import ERROR_FILE, ended_result, explain_exit
+
+
+def test_the_tail_of_metrics_takes_whole_lines_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.poll() == {}
+    path.write_text('{"step": 1, "loss": 3.0, "val_loss": 4.0}\n{"step": 2, "lo')
+    assert tail.poll() == {"step": 1, "loss": 3.0, "val_loss": 4.0}
+    with path.open("a") as file:
+        file.write('ss": 2.5}\nnonsense\n{"step": 3, "loss": 2.0}\n')
+    assert tail.poll() == {"step": 3, "loss": 2.0, "val_loss": 4.0}, "the last evaluation stays"
+
+
+def test_the_tail_starts_over_when_a_resumed_run_replaces_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 9, "val_loss": 1.0}\n')
+    tail = MetricsTail(path)
+    tail.poll()
+    (tmp_path / "new").write_text('{"step": 1}\n')
+    os.replace(tmp_path / "new", path)
+    assert tail.poll() == {"step": 1}
+
+
+def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_per_run(1) == cpu_cores() and threads_per_run(10**6) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert threads_per_run(1) == 1
+
+
+def test_an_exit_is_explained(tmp_path: Path) -> None:
+    assert "SIGKILL (exit code -9); was memory short?" in explain_exit(tmp_path, -9)
+    assert "exit code 3" in explain_exit(tmp_path, 3)
+    (tmp_path / ERROR_FILE).write_text("Traceback ...\n  somewhere\nValueError: the cause\n")
+    assert explain_exit(tmp_path, 1) == "ValueError: the cause"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"outcome": "finished", "final": 3}', "\0" * 9])
+def test_a_damaged_result_counts_as_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(content)
+    assert ended_result(tmp_path) is None
