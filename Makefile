@@ -7,7 +7,7 @@ JOBS ?= 2
 .PHONY: demo test check clean
 
 demo: $(VENV)/.ready
-	$(BIN)/spheret compare --recipe demo --out demo
+	$(BIN)/spheret compare --out demo
 
 test: $(VENV)/.ready-dev check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)

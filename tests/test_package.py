@@ -21,7 +21,10 @@ HEAVY = ("transformers", "datasets", "matplotlib", "jinja2", "scipy", "pyarrow",
     "module", ["spheret", "spheret.data", "spheret.training", "spheret.reporting", "spheret.cli.main"]
 )
 def test_import_brings_no_optional_package(module: str) -> None:
-    code = f"import sys, json, torch; before = set(sys.modules); import {module}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    code = (
+        f"import sys, json, torch; before = set(sys.modules); import {module};"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(out.stdout)}
     assert not loaded & set(HEAVY)

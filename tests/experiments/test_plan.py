@@ -96,7 +96,6 @@ def test_the_command_repeats_the_comparison() -> None:
     [
         ({"schemes": ()}, "no schemes given"),
         ({"schemes": ("proj", "spheret:p=1")}, "scheme proj is given twice"),
-        ({"lrs": ()}, "no learning rate given"),
         ({"lrs": (1e-3, 0.001)}, "given twice"),
         ({"lrs": (1e-3, -1.0)}, "must be positive"),
         ({"seeds": 0}, "at least 1 run"),
@@ -108,3 +107,9 @@ def test_the_command_repeats_the_comparison() -> None:
 def test_bad_settings_are_refused_at_once(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)  # type: ignore[arg-type]
+
+
+def test_learning_rates_follow_the_width_where_none_are_given() -> None:
+    assert CompareConfig().lrs == (0.0039, 0.0078)
+    assert CompareConfig(n_embd=1280, n_head=20).lrs == (0.00039, 0.00078)
+    assert CompareConfig(lrs=(1e-3,)).lrs == (1e-3,)

@@ -13,7 +13,7 @@ from spheret.cli.errors import UsageError, flags_checked
 from spheret.cli.progress import duration
 from spheret.connections import canonical_name
 from spheret.data import prepare
-from spheret.experiments.settings import RunSettings
+from spheret.experiments.settings import RunSettings, default_lr
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.files import CONFIG, RUN
 
@@ -28,8 +28,8 @@ class TrainCommand(RunSettings):
 
     scheme: str = "spheret:p=1"
     """Residual scheme (see `spheret schemes`)."""
-    lr: float = 4e-3
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate; none given: 0.5/d for the width d."""
     seed: int = 1
     """Decides the initial weights and the order of the batches."""
     checkpoint_interval: int = 500
@@ -45,7 +45,12 @@ class TrainCommand(RunSettings):
 
     def config(self, vocab_size: int) -> TrainConfig:
         """The run's configuration, for a vocabulary of this size."""
-        return self.train_config(canonical_name(self.scheme), lr=self.lr, seed=self.seed, vocab_size=vocab_size)
+        return self.train_config(
+            canonical_name(self.scheme),
+            lr=default_lr(self.n_embd) if self.lr is None else self.lr,
+            seed=self.seed,
+            vocab_size=vocab_size,
+        )
 
 
 def run(command: TrainCommand) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from spheret import __version__
 from spheret.connections import canonical_name, parse_scheme
-from spheret.experiments.settings import RunSettings
+from spheret.experiments.settings import RunSettings, default_lr
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.folder import MAY_CHANGE
 
@@ -28,8 +28,9 @@ class CompareConfig(RunSettings):
 
     schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
     """Residual schemes; the first is the baseline of every difference (see `spheret schemes`)."""
-    lrs: tuple[float, ...] = (4e-3, 8e-3)
-    """Peak learning rates; each scheme is judged at its own best, picked on a seed that is not reported."""
+    lrs: tuple[float, ...] = ()
+    """Peak learning rates; each scheme is judged at its own best, picked on a seed that is not reported. None given:
+    0.5/d and 1/d for the width d."""
     seeds: int = 3
     """Runs per scheme at its best learning rate; fewer than 2 cannot give a verdict."""
     out: Path = Path("runs/compare")
@@ -44,7 +45,7 @@ class CompareConfig(RunSettings):
         if repeated := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"scheme {repeated[0]} is given twice (other spellings included): name it once")
         if not self.lrs:
-            raise ValueError("no learning rate given: name at least one after --lrs, for example 1e-3 3e-3")
+            object.__setattr__(self, "lrs", (default_lr(self.n_embd), 2 * default_lr(self.n_embd)))
         if len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"lrs = {self.lrs}: a learning rate is given twice; name it once")
         if self.seeds < 1:

@@ -82,3 +82,9 @@ class RunSettings:
         model = GPTConfig(vocab_size=vocab_size, connection=scheme, **{k: own[k] for k in model_fields})
         rest = {k: own[k] for k in train_fields}
         return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
+
+
+def default_lr(n_embd: int) -> float:
+    """Peak learning rate where none is given, ``0.5 / d`` to two digits: hidden weights are about ``1 / sqrt(d)`` and
+    a row of them answers to d inputs, so Adam's steps of one size move the output by a share that grows with d."""
+    return float(f"{0.5 / n_embd:.2g}")
