@@ -25,7 +25,7 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,cpu]'
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.torch pyproject.toml

@@ -8,7 +8,7 @@ from spheret.connections import (
     available,
     build_connection,
 )
-from spheret.kernels import retract
+from spheret.kernels import retract, which_backend
 from spheret.models import GPT, GPTConfig
 
 __version__ = "0.1.0"
@@ -24,4 +24,5 @@ __all__ = [
     "available",
     "build_connection",
     "retract",
+    "which_backend",
 ]

@@ -40,6 +40,10 @@ from spheret.connections import (
         ("spheret:p=nan", ["p", "nan"]),
         ("spheret:alpha=nan", ["alpha = 'nan'", "number"]),
         ("spheret:p=learn,p-start=0", ["p", "0"]),
+        ("spheret:p=2,p-start=3", ["p_start = 3", "p = 2 is fixed", "p=learn"]),
+        ("spheret:alpha=inf", ["alpha = inf", "finite"]),
+        ("geonorm:gain=inf", ["gain = inf", "finite"]),
+        ("pre-ln:branch=-inf", ["branch = -inf", "finite"]),
         ("spheret:p=1,p=2", ["'p' is given twice"]),
         ("spheret:update-norm=rms,update_norm=none", ["'update_norm' is given twice"]),
         ("proj:p=2", ["'p' is given twice"]),
@@ -139,3 +143,28 @@ def test_an_option_beside_the_preset_wins_also_where_it_is_the_default() -> None
     assert parse_scheme("proj:preset=paper,alpha-form=raw").alpha_form == "raw"
     for spec in ("proj:preset=paper,alpha-form=raw", "cay:final-norm=layernorm,preset=paper"):
         assert parse_scheme(canonical_name(spec)) == parse_scheme(spec)
+
+
+def test_reprojection_needs_the_radius_of_a_stream() -> None:
+    with pytest.raises(ValueError, match="reproject=true: the radius .* stream=stream"):
+        build_connection("proj:reproject=true", dim=8, n_layers=2)
+    stream = parse_scheme("proj:reproject=true").stream(8, 2)
+    connection = build_connection("proj:reproject=true", dim=8, n_layers=2, stream=stream)
+    out = connection(torch.full((3, 8), 5.0), torch.randn(3, 8))
+    torch.testing.assert_close(out.norm(dim=-1), torch.full((3,), 8**0.5))
+
+
+def test_connections_of_one_stream_share_the_learned_exponent() -> None:
+    stream = parse_scheme("spheret:p=learn").stream(8, 2)
+    pair = [build_connection("spheret:p=learn", dim=8, layer=i, n_layers=2, stream=stream) for i in (1, 2)]
+    with torch.no_grad():
+        stream.exponent.log_p.fill_(math.log(3))
+    assert [c.current_p().item() for c in pair] == pytest.approx([3, 3])
+    alone = build_connection("spheret:p=learn", dim=8, n_layers=2)
+    assert "exponent.log_p" in dict(alone.named_parameters())
+
+
+@pytest.mark.parametrize("scheme", ["proj:gain=-1", "pre-ln:embedding-gain=-0.5", "post-ln:residual=-1"])
+def test_negative_initial_scales_are_refused(scheme: str) -> None:
+    with pytest.raises(ValueError, match="initial scale is a finite number, 0 or more"):
+        parse_scheme(scheme).init_rule(8, 2)

@@ -153,8 +153,18 @@ def test_exponent_stays_in_its_range_under_huge_steps() -> None:
     model = build("spheret:p=learn,alpha=2", n_layer=1)
     train(model, 5, lr=3.0)
     lowest, highest = (math.exp(bound) for bound in LOG_P_RANGE)
-    assert abs(model.stream.exponent.log_p.item()) > 3  # the steps were huge
+    assert model.stream.exponent.log_p.item() in LOG_P_RANGE  # the steps were huge
     assert lowest * 0.999 <= model.stream.exponent().item() <= highest * 1.001
+
+
+@pytest.mark.parametrize("kind", ["learn", "learn-per-layer"])
+def test_exponent_that_left_its_range_starts_back_from_its_end(kind: str) -> None:
+    model = build(f"spheret:p={kind}")
+    with torch.no_grad():
+        for log_p in exponents(model).values():
+            log_p.fill_(40.0)
+    model.after_step()
+    assert all(log_p.item() == LOG_P_RANGE[1] for log_p in exponents(model).values())
 
 
 # --- other options ---
@@ -180,6 +190,29 @@ def test_without_projection_p_1_is_the_normalised_sum() -> None:
     tangent = f - (h * f).sum(-1, keepdim=True) / h.pow(2).sum(-1, keepdim=True) * h
     torch.testing.assert_close(connection(h, tangent), SpheretNorm(alpha=0.5)(h, tangent))
     assert (connection(h, f) - SpheretNorm(alpha=0.5)(h, f)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+def test_without_projection_the_norm_is_kept_at_every_scale(scale: float) -> None:
+    torch.manual_seed(0)
+    h, f = (scale * torch.randn(4, 16) for _ in range(2))
+    out = SpheretNorm(project=False)(h, f).double()
+    torch.testing.assert_close(out.norm(dim=-1), h.double().norm(dim=-1), rtol=1e-5, atol=0)
+
+
+def test_without_projection_a_zero_state_has_finite_gradients() -> None:
+    h, f = torch.zeros(2, 16, requires_grad=True), torch.randn(2, 16, requires_grad=True)
+    out = SpheretNorm(project=False)(h, f)
+    out.sum().backward()
+    assert not out.any() and h.grad.isfinite().all() and f.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"update_norm": "rms"}, {"project": False}, {"learn_p": True}])
+def test_gradients_in_float64(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    connection = SpheretNorm(1.5, layer=2, **options).double()
+    h, f = (torch.randn(3, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(connection, (h, f))
 
 
 @pytest.mark.parametrize("scheme", ["proj", "geonorm", "spheret:p=0.5"])
@@ -241,6 +274,7 @@ def test_named_classes_are_their_exponents() -> None:
         (lambda: SpheretNorm(decay="sqrt"), "'sqrt': choose one of inv-sqrt, inv, none"),
         (lambda: SpheretNorm(alpha_form="exp"), "'exp': choose raw or softplus"),
         (lambda: SpheretNorm(alpha=0.0, alpha_form="softplus"), r"alpha = 0\.0"),
+        (lambda: SpheretNorm(alpha=math.inf), "alpha = inf"),
         (lambda: SpheretNorm(update_norm="l2"), "'l2': choose none or rms"),
         (lambda: ProjSpheretNorm(layer=-1), "layer = -1"),
         (lambda: CaySpheretNorm(decay="x"), "'x'"),

@@ -123,7 +123,8 @@ def test_autocast_keeps_the_stream_and_stays_close(scheme: str) -> None:
 
 
 def test_connection_is_a_drop_in(scheme: str) -> None:
-    connection = spheret.build_connection(scheme, dim=24, layer=2, n_layers=6)
+    stream = parse_scheme(scheme).stream(24, 6)
+    connection = spheret.build_connection(scheme, dim=24, layer=2, n_layers=6, stream=stream)
     for shape in ((24,), (5, 24), (2, 3, 24), (0, 24)):
         h, f = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
         before = h.detach().clone(), f.detach().clone()
@@ -134,6 +135,21 @@ def test_connection_is_a_drop_in(scheme: str) -> None:
         assert torch.equal(h, before[0]) and torch.equal(f, before[1])  # inputs are never written
     stats = connection.stats(torch.randn(4, 24), torch.randn(4, 24), torch.randn(4, 24))
     assert all(v.shape == (4,) and v.isfinite().all() for v in stats.values())
+
+
+def test_tokens_without_an_embedding_keep_gradients_finite(scheme: str) -> None:
+    """A row of zeros, as padding may give it, has no direction on a sphere."""
+    model = build(scheme)
+    with torch.no_grad():
+        model.wte.weight[7] = 0
+        model.wpe.weight[3] = 0
+    x, y = batch()
+    x[:, 3] = 7
+    loss = model(x, y)[1]
+    loss.backward()
+    assert loss.isfinite()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert norm < 1e3
 
 
 @pytest.mark.parametrize(("dtype", "drift"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])

@@ -14,7 +14,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -45,6 +45,11 @@ class InitRule:
     embedding_std: float
     gain: float = 1.0
     residual_gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not 0 <= getattr(self, f.name) < math.inf:
+                raise ValueError(f"{f.name} = {getattr(self, f.name)}: an initial scale is a finite number, 0 or more")
 
 
 class Connection(nn.Module, ABC):
@@ -127,6 +132,13 @@ class Scheme(ABC):
     keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised
     # What ``preset=name`` stands for in a scheme's name: options, of which any that is given beside it wins.
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # options of which infinity is a value like any other
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not math.isfinite(value) and f.name not in self.may_be_infinite:
+                raise ValueError(f"{f.name} = {value}: {self.name} takes a finite number")
 
     @property
     def summary(self) -> str:

@@ -9,7 +9,7 @@ import types
 import typing
 from typing import Any, Literal
 
-from spheret.connections.base import Connection, Scheme
+from spheret.connections.base import Connection, Scheme, Stream
 from spheret.connections.geonorm import GeoNormScheme
 from spheret.connections.post_ln import PostLNScheme
 from spheret.connections.pre_ln import PreLNScheme
@@ -78,12 +78,30 @@ def canonical_name(spec: str | Scheme) -> str:
     return _join(scheme.name, changed)
 
 
-def build_connection(spec: str | Scheme, *, dim: int, layer: int = 1, n_layers: int, sublayer: int = 0) -> Connection:
-    """One drop-in connection ``conn(h, f) -> h'`` for block ``layer`` (1-based) of ``n_layers`` in a model of width
-    ``dim``."""
+def build_connection(
+    spec: str | Scheme,
+    *,
+    dim: int,
+    layer: int = 1,
+    n_layers: int,
+    sublayer: int = 0,
+    stream: Stream | None = None,
+) -> Connection:
+    """One drop-in connection for sublayer ``sublayer`` (0 or 1) of block ``layer`` (1-based) of ``n_layers`` in a model
+    of width ``dim``.
+
+    In a block, ``h = conn(h, F(conn.branch_input(h)))``: only with ``branch_input`` does a scheme that normalises in
+    front of the sublayer do so. Options on the ends of the network and on initial weights (``final_norm``,
+    ``learn_radius``, ``gain``, ...) have no say here. What connections share, a radius to re-project onto and the
+    single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layers)``; without it, ``p=learn``
+    is an exponent of this connection alone.
+
+    Raises:
+        ValueError: an unknown scheme or option, a layer outside the model, or ``reproject=true`` without a stream.
+    """
     if not 1 <= layer <= n_layers:
         raise ValueError(f"layer = {layer}: blocks are counted from 1 to n_layers = {n_layers}")
-    return parse_scheme(spec).connection(dim, layer=layer, n_layers=n_layers, sublayer=sublayer)
+    return parse_scheme(spec).connection(dim, layer=layer, n_layers=n_layers, sublayer=sublayer, stream=stream)
 
 
 def _option_types(cls: type[Scheme]) -> dict[str, Any]:

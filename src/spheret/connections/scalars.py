@@ -48,6 +48,8 @@ class StepSize(Float32Module):
         super().__init__()
         if form not in ("raw", "softplus"):
             raise ValueError(f"alpha form {form!r}: choose raw or softplus")
+        if not math.isfinite(start):
+            raise ValueError(f"alpha = {start}: a step size starts at a finite number")
         if form == "softplus" and start <= 0:
             raise ValueError(f"alpha = {start}: a softplus step size starts above 0; use the raw form to start at 0")
         self.start, self.decay, self.form = start, decay, form
@@ -89,6 +91,12 @@ class LearnedExponent(Float32Module):
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         return {"log_p": ParameterRole(decay=False, lr_scale=self.LR_SCALE)}
+
+    @torch.no_grad()
+    def bound(self) -> None:
+        """Bring rho back into its range. Outside, where p changes nothing, Adam would carry it on and on, and the way
+        back would be as long."""
+        self.log_p.clamp_(*LOG_P_RANGE)
 
     def forward(self) -> Tensor:
         # The bound acts on the value alone: a clamped gradient would hold an exponent at its bound for ever.

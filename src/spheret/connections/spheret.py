@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
-from spheret.connections.stream import SphereStream
-from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
+from spheret.connections.stream import SphereStream, onto_sphere, row_norm
+from spheret.geometry import compute_dtype, cos_and_sinc, rows
 from spheret.kernels import retract
 
 Decay = Literal["inv-sqrt", "inv", "none"]
@@ -112,7 +112,7 @@ class SpheretNorm(Connection):
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         if self.update_norm == "rms":
-            f = nn.functional.rms_norm(f.float(), (f.shape[-1],), eps=1e-12).to(f.dtype)
+            f = nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
         radius = None if self._shared[1] is None else self._shared[1]()
         if not self.project:
             return add_and_project(h, f, self.step(), self.current_p(), radius)
@@ -143,7 +143,7 @@ def add_and_project(h: Tensor, f: Tensor, step: Tensor, p: float | Tensor, radiu
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, step).beta, p)
     moved = cos * x + sinc * step * y
-    return ((norm(h) if radius is None else radius) * nn.functional.normalize(moved, dim=-1)).to(h.dtype)
+    return onto_sphere(moved, row_norm(x) if radius is None else radius).to(h.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +153,7 @@ class SpheretScheme(Scheme):
     name: ClassVar[str] = "spheret"
     keeps_norm: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": PAPER}
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"p"})
 
     p: float | Literal["learn", "learn-per-layer"] = 1.0
     p_start: float = 1.0
@@ -169,10 +170,16 @@ class SpheretScheme(Scheme):
     embedding_gain: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.p, str) and self.p not in (LEARN, LEARN_PER_LAYER):
             raise ValueError(f"p = {self.p!r}: give a number in (0, inf], {LEARN} or {LEARN_PER_LAYER}")
         if isinstance(self.p, float | int) and not self.p > 0:
             raise ValueError(f"p = {self.p}: the exponent must lie in (0, inf]")
+        if not isinstance(self.p, str) and self.p_start != 1:
+            raise ValueError(
+                f"p_start = {self.p_start:g} says where a learned exponent starts, but p = {self.p:g} is fixed: "
+                f"write p={LEARN} or p={LEARN_PER_LAYER}, or leave p_start away"
+            )
         check_start(self.p_start)
 
     @property
@@ -196,6 +203,12 @@ class SpheretScheme(Scheme):
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
     ) -> SpheretNorm:
         shared = stream if isinstance(stream, SphereStream) else None
+        if self.reproject and shared is None:
+            raise ValueError(
+                "reproject=true: the radius to project onto belongs to the stream; build it once, "
+                "stream = spheret.connections.parse_scheme(...).stream(dim, n_layers), use stream.enter behind the embedding, and give "
+                "stream=stream to every connection; or give SpheretNorm a radius"
+            )
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
         index = layer if self.count == "block" else SUBLAYERS_PER_LAYER * (layer - 1) + sublayer + 1
         return SpheretNorm(

@@ -13,6 +13,21 @@ from spheret.connections.scalars import Float32Module, LearnedExponent
 from spheret.geometry import norm
 
 
+def onto_sphere(h: Tensor, radius: Tensor) -> Tensor:
+    """``radius h / |h|``, (..., d) row by row. A row of zeros has no direction: it stays zero, its gradient finite."""
+    return radius * (h / norm(_some_direction(h)))
+
+
+def row_norm(h: Tensor) -> Tensor:
+    """``|h|`` row by row, (..., d) -> (..., 1), with gradient 0 where it is 0."""
+    return h.any(dim=-1, keepdim=True) * norm(_some_direction(h))
+
+
+def _some_direction(h: Tensor) -> Tensor:
+    # The square root in the norm has no derivative at 0, so it never sees a row of zeros.
+    return torch.where(h.any(dim=-1, keepdim=True), h, 1.0)
+
+
 class Radius(Float32Module):
     """The sphere's radius: one scalar, initially sqrt(d) so that a hidden state has root mean square 1."""
 
@@ -55,9 +70,13 @@ class SphereStream(Stream):
                 module.reset_parameters()
 
     def enter(self, h: Tensor) -> Tensor:
-        # An embedding row of zeros has no direction: the bound keeps it at zero instead of NaN, and acts on nothing
-        # else.
-        return (self.radius() * (h / norm(h).clamp_min(1e-30))).to(h.dtype)
+        return onto_sphere(h, self.radius()).to(h.dtype)
 
     def exit(self, h: Tensor) -> Tensor:
         return h if self.final_norm is None else self.final_norm(h)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Bring learned exponents that left their range back to its end."""
+        for module in model.modules():
+            if isinstance(module, LearnedExponent):
+                module.bound()

@@ -192,7 +192,7 @@ def _process_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     # The first optimizer of a process imports torch._dynamo, a second of work that the server can do once.
-    context.set_forkserver_preload(["__main__", "spheret.experiments.worker", "torch._dynamo"])
+    context.set_forkserver_preload(["__main__", "spheret.experiments.worker", "torch._dynamo", "spheret.kernels.loops"])
     return context
 
 

@@ -1,13 +1,31 @@
-"""``retract``: checked arguments, then the path that serves them."""
+"""``retract``: checked arguments, then the path that serves them. ``which_backend`` says which one that is, and why.
+
+``SPHERET_BACKEND`` (read when the package is imported) forces a path: ``numba``, ``autograd`` or, by default, ``auto``.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from spheret.geometry import Angle, Exponent, compute_dtype, retract_rows
+from spheret.kernels import operator
 from spheret.kernels.autograd import Retraction
+
+BACKENDS = ("auto", "numba", "autograd")
+FORCED = os.environ.get("SPHERET_BACKEND", "auto")
+
+
+class Backend(NamedTuple):
+    """``numba``: one compiled loop per direction. ``autograd``: PyTorch operations with the hand-written backward.
+    ``reference``: PyTorch operations throughout."""
+
+    name: str
+    reason: str
 
 
 def retract(
@@ -21,35 +39,86 @@ def retract(
 ) -> Tensor:
     """Rotate the hidden state ``h`` towards the tangent part of the update ``f``; the norm of ``h`` is kept.
 
-    ``h' = cos(theta) h + sin(theta) |h| w/|w|`` with ``w = alpha (f - <h,f>/|h|^2 h)``, ``theta = p arctan(beta/p)``
-    and
-    ``beta = |w|/|h|`` (Sphere Retraction Normalizations, arXiv 2608.02668). Row statistics are float32 (float64 if an
-    input is).
+    ``h' = cos(theta) h + sin(theta) |h| w/|w|`` with ``w = alpha (f - <h,f>/|h|^2 h)``,
+    ``theta = p arctan(beta/p)`` and ``beta = |w|/|h|`` (Sphere Retraction Normalizations, arXiv 2608.02668). Row
+    statistics are float32 or better (float64 if an input is).
 
     Args:
         h: hidden state, (..., d), any floating dtype.
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
-        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p =
-            2 a large step can rotate past the antipode of ``h``.
+        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2
+            a large step can rotate past the antipode of ``h``.
         angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
             ``p`` is then ignored.
         radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
 
     Returns:
-        Tensor of the shape and dtype of ``h``. A row of ``h`` that is zero has no direction and stays (almost
-        exactly) zero.
+        Tensor of the shape and dtype of ``h``. A row of ``h`` that is zero has no direction and stays (almost exactly)
+        zero.
 
     Raises:
         ValueError: shapes that differ, ``p`` or ``radius`` out of range, a step with more than one value per row.
         TypeError: inputs that are not floating point.
+        RuntimeError: a backend that was forced and cannot run here.
     """
     _check(h, f, alpha, p, radius)
-    if angle is not None:
+    p = p if isinstance(p, Tensor) else float(p)
+    backend = which_backend(h, f, alpha=alpha, p=p, angle=angle, radius=radius).name
+    if backend == "numba":
+        step, exponent, r = _split(alpha, 1.0), _split(p, 1.0), _split(radius, 0.0)
+        return operator.retract_rows(h, f, *step, *exponent, *r)[0]
+    if backend == "reference":
         dtype = compute_dtype(h, f)
-        return retract_rows(h.to(dtype), f.to(dtype), alpha, 1.0, radius, angle).to(h.dtype)
-    out: Tensor = Retraction.apply(h, f, alpha, p if isinstance(p, Tensor) else float(p), radius)
+        return retract_rows(h.to(dtype), f.to(dtype), alpha, p, radius, angle).to(h.dtype)
+    out: Tensor = Retraction.apply(h, f, alpha, p, radius)
     return out
+
+
+def which_backend(
+    h: Tensor,
+    f: Tensor,
+    *,
+    alpha: Tensor | float = 1.0,
+    p: Exponent = 1.0,
+    angle: Angle | None = None,
+    radius: Tensor | float | None = None,
+) -> Backend:
+    """The path that ``retract`` takes for these arguments, and the reason.
+
+    Raises:
+        RuntimeError: ``SPHERET_BACKEND`` forces a path that cannot run, or names none.
+    """
+    if FORCED not in BACKENDS:
+        raise RuntimeError(f"SPHERET_BACKEND={FORCED!r}: choose one of {', '.join(BACKENDS)}")
+    if angle is not None:
+        return Backend("reference", "a custom angle function is differentiated by autograd")
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return Backend("reference", "inside a torch.func transform")
+    if FORCED == "autograd":
+        return Backend("autograd", "forced by SPHERET_BACKEND")
+    obstacle = _obstacle_to_loops(h, f, (alpha, p, radius))
+    if obstacle and FORCED == "numba":
+        raise RuntimeError(f"SPHERET_BACKEND=numba cannot run here: {obstacle}")
+    return Backend("autograd", obstacle) if obstacle else Backend("numba", "float32 rows on the CPU")
+
+
+def _obstacle_to_loops(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
+    """Why the compiled CPU loops cannot serve these arguments, or the empty string."""
+    if h.device.type != "cpu" or f.device.type != "cpu":
+        return f"tensors lie on {h.device.type}"
+    if h.dtype != torch.float32 or f.dtype != torch.float32:
+        return f"dtypes {h.dtype} and {f.dtype} are not both float32"
+    if any(isinstance(v, Tensor) and (v.numel() != 1 or v.device.type != "cpu") for v in scalars):
+        return "step, p or radius differ from row to row"
+    return operator.unavailable()
+
+
+def _split(value: Any, default: float) -> tuple[Tensor | None, float]:
+    """A scalar as the operator takes it: tensor and float, one of them idle."""
+    if isinstance(value, Tensor):
+        return value, default
+    return None, default if value is None else float(value)
 
 
 def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Tensor | float | None) -> None:
