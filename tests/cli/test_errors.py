@@ -44,6 +44,9 @@ def test_compare(flags: str, value: str, fix: str, spheret: Any, tiny: list[str]
         ("train --steps 0", "--steps 0"),
         ("train --scheme foo", "'foo'"),
         ("train --resume --out nowhere", "no run in nowhere"),
+        # The corpus, which may take hours to read, comes last.
+        ("train --data missing.txt --device cuda:77", "cuda:77"),
+        ("train --data missing.txt --scheme proj:gain=-1", "gain = -1"),
         ("prepare --tokenizer nope", "'nope'"),
         ("prepare --data missing.txt", "'missing.txt'"),
         ("report nowhere", "no results.json in nowhere"),

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from spheret.experiments.plan import CompareConfig, seed_runs, tuning_runs
 
@@ -57,6 +58,14 @@ def test_the_corpus_the_rate_and_the_options_of_the_scheme_decide_too() -> None:
         folder(CONFIG, scheme="proj:alpha=1"),
     ]
     assert len(set(names)) == len(names)
+
+
+def test_automatic_precision_keeps_runs_of_a_gpu_and_of_a_cpu_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = folder(CONFIG)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    assert folder(CONFIG) != on_cpu
+    assert folder(dataclasses.replace(CONFIG, device="cpu")) == on_cpu
 
 
 def test_what_only_says_where_or_how_often_does_not() -> None:

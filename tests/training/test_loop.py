@@ -217,6 +217,14 @@ def test_bfloat16_keeps_parameters_in_float32_and_moves_the_scalars(
     assert all(value.dtype == torch.float32 for value in weights.values() if value.is_floating_point())
 
 
+def test_validation_windows_do_not_overlap_on_a_short_text(tiny: Tiny, dataset: Dataset) -> None:
+    """Tokens that are counted twice would make the standard error look smaller than it is."""
+    config = tiny(eval_windows=10_000)
+    windows = Validation.build(config, dataset).y
+    assert 1 < len(windows) < 10_000
+    assert windows.size <= len(dataset.val) < windows.size + config.model.block_size + 1
+
+
 def test_the_validation_windows_are_the_same_for_every_seed(tiny: Tiny, dataset: Dataset) -> None:
     a, b = (Validation.build(tiny(seed=seed), dataset) for seed in (1, 2))
     assert np.array_equal(a.y, b.y)

@@ -79,6 +79,16 @@ def test_a_jump_that_stays_becomes_divergence_and_a_late_recovery_takes_it_back(
     assert monitor.diverged is None
 
 
+@pytest.mark.parametrize(("lost_for", "diverged"), [(10, False), (40, True), (150, True)])
+def test_a_run_that_ends_far_above_its_best_has_diverged(lost_for: int, diverged: bool) -> None:
+    """Short runs have no time for the patience that tells a lost run from a slow recovery."""
+    monitor, _ = feed([*(3.0 + noise(60)), *(9.0 + noise(lost_for))])
+    assert (monitor.at_end() is not None) == diverged
+    assert monitor.diverged is None or lost_for == 150
+    feed(3.0 + noise(100), monitor)
+    assert monitor.at_end() is None
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("before", [0, 1, 50])
 def test_a_loss_that_is_not_finite_is_divergence_at_once(bad: float, before: int) -> None:

@@ -1,51 +1,85 @@
-"""`spheret bench step`: speed of whole optimisation steps against nanoGPT, in one run."""
+"""`spheret bench`: speed against the baselines, all variants in turn in one process."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
 
 from spheret.cli.console import output, say
 from spheret.experiments.bench import TABLE_HEADER, StepBench, bench_step, compare_results, to_table
+from spheret.experiments.bench_op import OpBench, bench_op
 from spheret.training.files import write_json
 
 
 @dataclass(frozen=True)
-class BenchCommand(StepBench):
-    """Time whole optimisation steps against a plain nanoGPT of the same shape, all variants in turn in one process.
-
-    Example: spheret bench step --schemes pre-ln proj --rounds 20
-    """
-
-    what: Annotated[Literal["step"], tyro.conf.Positional] = "step"
-    """What is timed."""
+class _Files:
     out: Path | None = None
     """Write the result there as JSON."""
     against: Path | None = None
     """Result of an earlier benchmark: fail if a ratio grew by more than 15%."""
 
 
+@dataclass(frozen=True)
+class StepCommand(_Files, StepBench):
+    """Whole optimisation steps against a plain nanoGPT of the same shape.
+
+    Example: spheret bench step --schemes pre-ln proj --rounds 20
+    """
+
+
+@dataclass(frozen=True)
+class OpCommand(_Files, OpBench):
+    """One residual connection alone, forward and backward, against Pre-LN.
+
+    Example: spheret bench op --rows 4096 --dim 768 --rounds 20
+    """
+
+
+@dataclass(frozen=True)
+class BenchCommand:
+    """Time whole optimisation steps (step), or one connection alone (op), against the baselines.
+
+    Example: spheret bench step --schemes pre-ln proj --rounds 20
+    """
+
+    what: tyro.conf.OmitArgPrefixes[
+        Annotated[StepCommand, tyro.conf.subcommand("step", prefix_name=False)]
+        | Annotated[OpCommand, tyro.conf.subcommand("op", prefix_name=False)]
+    ]
+
+
 def run(command: BenchCommand) -> int:
     """Measure, print the table; returns the exit code."""
     console = output()
+    setup = command.what
+    kind, measure = _KINDS[type(setup)]
     with console.status("timing ...") as status:
-        setup = StepBench(**{f.name: getattr(command, f.name) for f in fields(StepBench)})
-        result = bench_step(setup, on_sample=lambda name, i, _: status.update(f"round {i + 1}/{setup.rounds}: {name}"))
+        result = measure(
+            kind(**{f.name: getattr(setup, f.name) for f in fields(kind)}),
+            on_sample=lambda name, i, _: status.update(f"round {i + 1}/{setup.rounds}: {name}"),
+        )
     console.print(_table(to_table(result)))
-    say(console, "ratio: step time over that of nanogpt, round by round; median of the rounds", "dim")
-    if command.out is not None:
-        command.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(command.out, result)
-        say(console, f"Result: {command.out}", to_copy=True)
-    regressions = compare_results(json.loads(command.against.read_text()), result) if command.against else []
+    say(console, f"ratio: time over that of {result['baseline']}, round by round; median of the rounds", "dim")
+    if setup.out is not None:
+        setup.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(setup.out, result)
+        say(console, f"Result: {setup.out}", to_copy=True)
+    regressions = compare_results(json.loads(setup.against.read_text()), result) if setup.against else []
     for regression in regressions:
         say(console, f"slower: {regression}")
     return 1 if regressions else 0
+
+
+_KINDS: dict[type, tuple[Any, Callable[..., dict[str, Any]]]] = {
+    StepCommand: (StepBench, bench_step),
+    OpCommand: (OpBench, bench_op),
+}
 
 
 def _table(rows: list[tuple[str, ...]]) -> Table:

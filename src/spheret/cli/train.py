@@ -16,6 +16,7 @@ from spheret.data import prepare
 from spheret.experiments.settings import RunSettings, default_lr
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.files import CONFIG, RUN
+from spheret.training.validation import check_buildable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class TrainCommand(RunSettings):
     """Train one model into a run folder: config.json, metrics.jsonl, checkpoints, diagnostics.json and run.json.
 
     Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
+
     Stopped by Ctrl-C or a signal, it goes on with the same command and --resume.
     """
 
@@ -57,6 +59,7 @@ def run(command: TrainCommand) -> int:
     """Train with one line of progress per log record; returns the exit code."""
     console = output()
     _check_folder(command)
+    check_buildable(command.config(vocab_size=1))
     dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)

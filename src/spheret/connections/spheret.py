@@ -1,7 +1,7 @@
 r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the update (arXiv 2608.02668).
 
-    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p),   h' = cos(theta) h +
-    sin(theta) |h| w/|w|
+    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p)
+    h' = cos(theta) h + sin(theta) |h| w/|w|
 
 p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` is
 kept exactly; it is set once, behind the embedding, by a ScaleNorm with one learnable radius. lambda_l = 1/sqrt(l), l

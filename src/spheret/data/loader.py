@@ -37,8 +37,7 @@ def fixed_windows(shard: Shard, *, n_windows: int, block_size: int) -> Batch:
     """Windows for evaluation, evenly spaced: ``x`` and, one token later, ``y``, each (n_windows, block_size) int64.
 
     They depend on the shard alone and reach from its first token to its last. They do not overlap as long as
-    n_windows * block_size < len(shard); a shorter shard gives overlapping windows, and
-    at most all different ones.
+    n_windows * block_size < len(shard); a shorter shard gives overlapping windows, and at most all different ones.
     Raises ValueError for a shard shorter than block_size + 1 tokens.
     """
     if n_windows < 1:

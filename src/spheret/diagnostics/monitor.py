@@ -9,7 +9,7 @@ The loss is smoothed by an exponential moving average (bias-corrected, memory of
              whether a spike or a slow rise took it there.
 
 `nonfinite` and `drift` mean that the run has diverged: `DivergenceMonitor.diverged` holds the event until the loss
-recovers.
+recovers. A run that ends has no more steps to recover in: `at_end` then says whether it ended above its best.
 """
 
 from __future__ import annotations
@@ -111,11 +111,20 @@ class DivergenceMonitor:
         self._above += 1
         if self._above != self.patience:
             return None
+        self.diverged = self._drift_event(index, loss)
+        return self.diverged
+
+    def _drift_event(self, index: int, loss: float) -> Event:
         message = (
             f"the smoothed training loss stayed more than {self.margin:g} above its best {self._best:.3f} "
-            f"for {self.patience} steps and is {self.smoothed:.3f}"
+            f"for {self._above} steps and is {self.smoothed:.3f}"
         )
-        self.diverged = Event("drift", index, loss, message)
+        return Event("drift", index, loss, message)
+
+    def at_end(self) -> Event | None:
+        """The event by which a run that ends now has diverged, if any: `diverged`, or a drift as long as `memory`."""
+        if self.diverged is None and self._above >= self.memory:
+            return self._drift_event(self.count - 1, self.smoothed)
         return self.diverged
 
     def state_dict(self) -> dict[str, object]:

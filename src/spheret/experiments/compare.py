@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
@@ -22,10 +21,10 @@ from spheret.experiments.plan import TUNING_SEED, CompareConfig, RunSpec, seed_r
 from spheret.experiments.runner import Runner, default_jobs, threads_per_run
 from spheret.experiments.statistics import summarise, verdict
 from spheret.experiments.worker import WARNINGS_FILE, explain_exit
-from spheret.models import GPT
 from spheret.training import RunResult, machine, versions
 from spheret.training.device import resolve_device
 from spheret.training.files import write_json
+from spheret.training.validation import check_buildable
 
 RESULTS = "results.json"
 
@@ -199,7 +198,8 @@ def compare(
         TrainingInterrupted (a KeyboardInterrupt): a signal came; the running processes have been stopped and what is
             there has been written.
     """
-    _check_machine_and_models(config)
+    for scheme in config.names:
+        check_buildable(config.train_config(scheme, lr=config.lrs[0], seed=1, vocab_size=1))
     with _only_here(config.out):
         dataset = prepare(config.data_config, progress=on_prepare)
         _check_length(config, dataset)
@@ -248,14 +248,6 @@ def _only_here(out: Path) -> Iterator[None]:
         raise OSError(f"no space left for {out}: make room, then the same command goes on from there") from error
     finally:
         lock.release()
-
-
-def _check_machine_and_models(config: CompareConfig) -> None:
-    """ValueError: a device that is not there, or a scheme that makes no model of this shape."""
-    resolve_device(config.device)
-    with torch.device("meta"):
-        for scheme in config.names:
-            GPT(config.train_config(scheme, lr=config.lrs[0], seed=1, vocab_size=1).model)
 
 
 def _check_length(config: CompareConfig, dataset: Dataset) -> None:

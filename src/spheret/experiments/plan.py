@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from spheret import __version__
 from spheret.connections import canonical_name, parse_scheme
 from spheret.experiments.settings import RunSettings, default_lr
 from spheret.training import TrainConfig, config_to_dict
+from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.folder import MAY_CHANGE
 
 TUNING_SEED = 0
@@ -134,4 +137,6 @@ def _digest(run: TrainConfig, fingerprint: str) -> str:
     values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
     values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.connection))
     values["spheret"] = __version__
+    if run.dtype == "auto" and resolve_dtype("auto", resolve_device(run.device)) == torch.bfloat16:
+        values["dtype"] = "bfloat16"  # not the run that `auto` is on a CPU: a table must not mix the two
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

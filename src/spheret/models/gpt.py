@@ -34,7 +34,7 @@ class GPTConfig:
         dropout: probability, everywhere nanoGPT has one.
         bias: biases in the linear layers (normalisation biases are the scheme's option).
         init: ``auto`` (width-aware, as the scheme wants it) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2
-            n_layer)).
+            n_layer); the scheme's ``gain``, ``embedding_gain`` and ``residual`` then have no say).
     """
 
     n_layer: int = 6

@@ -55,7 +55,7 @@ class TrainConfig:
     eval_interval: int = 250
     """Steps between evaluations; 0: only at the end."""
     eval_windows: int = 128
-    """Validation windows of one block each, the same at every evaluation."""
+    """Validation windows of one block each, the same at every evaluation; fewer where they would overlap."""
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
     checkpoint_interval: int = 0

@@ -113,7 +113,7 @@ def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunR
     write_json(run.out / DIAGNOSTICS, run.probe(state))
     if run.config.save_final or run.config.checkpoint_interval > 0:
         save_checkpoint(run.out, state, run.config, run.dataset.fingerprint)
-    reason = divergence(state)
+    reason = divergence(state, ended=True)
     return write_result(run, state, "finished" if reason is None else "diverged", reason, evaluation)
 
 

@@ -24,9 +24,9 @@ def update_parameters(state: TrainState, lr: float, grad_norm: float) -> None:
     state.optimizer.zero_grad(set_to_none=True)
 
 
-def divergence(state: TrainState) -> str | None:
-    """Why the run counts as diverged as it stands now, else None."""
-    event = state.monitor.diverged
+def divergence(state: TrainState, *, ended: bool = False) -> str | None:
+    """Why the run counts as diverged as it stands now, or as it has ended, else None."""
+    event = state.monitor.at_end() if ended else state.monitor.diverged
     if event is not None:
         return f"step {event.index + 1}: {event.message}"
     if state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:

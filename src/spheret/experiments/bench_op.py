@@ -1,0 +1,160 @@
+"""Speed of one residual connection alone, forward and backward, against the Euclidean ones, in one process and in turn.
+
+What a block makes of a stream ``h`` and an update ``f`` (rows, d): the next stream and the input of the next sublayer, each of which sends
+a gradient back. Pre-LN makes ``s = h + f`` and ``LN(s)``; a sphere connection makes ``h'``, which is both. Gradients of everything
+that learns are taken and not accumulated. ``add`` is the bare addition, the floor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spheret.connections import build_connection, canonical_name
+from spheret.connections.base import Connection
+from spheret.experiments.bench import FORMAT, OnSample, _collect_between_rounds, _percentiles
+from spheret.training.device import resolve_device
+from spheret.training.environment import machine, versions
+
+ADD, COMPILED = "add", " (compiled)"
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class OpBench:
+    """What is timed.
+
+    Attributes:
+        schemes: connections; the first is the baseline of the ratios. A name may end in `` (compiled)``.
+        rows: tokens.
+        dim: width d.
+        rounds: timed calls of every variant.
+        warmup: untimed rounds before them, at least 1.
+        dtype: of the stream and the update.
+    """
+
+    schemes: tuple[str, ...] = (
+        "pre-ln",
+        "pre-ln (compiled)",
+        "post-ln",
+        "spheret:p=0.5",
+        "proj",
+        "cay",
+        "spheret:p=3",
+        "geonorm",
+        "spheret:p=learn-per-layer",
+        "proj (compiled)",
+    )
+    rows: int = 4096
+    dim: int = 768
+    rounds: int = 40
+    warmup: int = 3
+    device: str = "auto"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "dim", "rounds", "warmup"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: it must be at least 1")
+        if self.dtype not in ("float32", "bfloat16", "float16", "float64"):
+            raise ValueError(f"dtype = {self.dtype!r}: choose float32, bfloat16, float16 or float64")
+        for scheme in self.schemes:
+            canonical_name(scheme.removesuffix(COMPILED))
+
+
+class Junction(nn.Module):
+    """A connection and the branch input behind it: (h, f) -> (next stream, input of the next sublayer)."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def forward(self, h: Tensor, f: Tensor) -> Pair:
+        stream = self.connection(h, f)
+        return stream, self.connection.branch_input(stream)
+
+
+def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
+    """Time every variant in every round and return a JSON-able record; ratios are to the first scheme, round by round."""
+    device = resolve_device(config.device)
+    dtype = getattr(torch, config.dtype)
+    generator = torch.Generator().manual_seed(0)
+    shape = (config.rows, config.dim)
+    h, f, g1, g2 = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4))
+    h, f = h.requires_grad_(), f.requires_grad_()
+    variants = _variants(config, device)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    with _collect_between_rounds() as collect:
+        for number in range(-config.warmup, config.rounds):
+            collect()
+            for name, (function, learned) in variants.items():
+                taken = _timed(function, learned, (h, f), (g1, g2), device)
+                if number >= 0:
+                    seconds[name].append(taken)
+                    if on_sample is not None:
+                        on_sample(name, number, taken)
+    baseline = seconds[config.schemes[0]]
+    return {
+        "format": FORMAT,
+        "kind": "op",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": asdict(config) | {"schemes": list(config.schemes), "device": device.type},
+        "environment": {"versions": versions(), "machine": machine(device)},
+        "baseline": config.schemes[0],
+        "variants": [_summary(name, taken, baseline, config) for name, taken in seconds.items()],
+    }
+
+
+def _variants(config: OpBench, device: torch.device) -> dict[str, tuple[Callable[..., Pair], list[Tensor]]]:
+    """Each variant with the parameters whose gradients it takes."""
+    variants: dict[str, tuple[Callable[..., Pair], list[Tensor]]] = {ADD: (_add, [])}
+    for scheme in config.schemes:
+        connection = build_connection(scheme.removesuffix(COMPILED), dim=config.dim, layer=2, n_layers=12)
+        junction = Junction(connection).to(device)
+        function = torch.compile(junction, fullgraph=True, dynamic=False) if scheme.endswith(COMPILED) else junction
+        variants[scheme] = function, list(junction.parameters())
+    return variants
+
+
+def _add(h: Tensor, f: Tensor) -> Pair:
+    stream = h + f
+    return stream, stream
+
+
+def _timed(
+    function: Callable[..., Pair], learned: list[Tensor], inputs: Pair, gradients: Pair, device: torch.device
+) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    outputs = function(*inputs)
+    torch.autograd.grad(outputs, [*inputs, *learned], gradients)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def _summary(name: str, seconds: list[float], baseline: list[float], config: OpBench) -> dict[str, Any]:
+    ratios = [own / base for own, base in zip(seconds, baseline, strict=True)]
+    p10, median, p90 = _percentiles(seconds)
+    ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
+    return {
+        "variant": name,
+        "parameters": 0,
+        "median_s": median,
+        "p10_s": p10,
+        "p90_s": p90,
+        "tokens_per_s": config.rows / median,
+        "ratio": ratio,
+        "ratio_p10": ratio_p10,
+        "ratio_p90": ratio_p90,
+        "peak_bytes": None,
+        "seconds": seconds,
+        "ratios": ratios,
+    }
