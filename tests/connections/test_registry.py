@@ -146,7 +146,7 @@ def test_an_option_beside_the_preset_wins_also_where_it_is_the_default() -> None
 
 
 def test_reprojection_needs_the_radius_of_a_stream() -> None:
-    with pytest.raises(ValueError, match="reproject=true: the radius .* stream=stream"):
+    with pytest.raises(ValueError, match=r"reproject=true: the radius .* stream=stream"):
         build_connection("proj:reproject=true", dim=8, n_layers=2)
     stream = parse_scheme("proj:reproject=true").stream(8, 2)
     connection = build_connection("proj:reproject=true", dim=8, n_layers=2, stream=stream)

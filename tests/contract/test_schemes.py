@@ -137,19 +137,15 @@ def test_connection_is_a_drop_in(scheme: str) -> None:
     assert all(v.shape == (4,) and v.isfinite().all() for v in stats.values())
 
 
-def test_tokens_without_an_embedding_keep_gradients_finite(scheme: str) -> None:
-    """A row of zeros, as padding may give it, has no direction on a sphere."""
-    model = build(scheme)
-    with torch.no_grad():
-        model.wte.weight[7] = 0
-        model.wpe.weight[3] = 0
-    x, y = batch()
-    x[:, 3] = 7
-    loss = model(x, y)[1]
-    loss.backward()
-    assert loss.isfinite()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-    assert norm < 1e3
+def test_a_token_without_an_embedding_has_a_finite_gradient(scheme: str) -> None:
+    """A row of zeros, as padding gives it, has no direction on a sphere."""
+    embedded = torch.randn(3, 32)
+    embedded[1] = 0
+    embedded.requires_grad_()
+    out = build(scheme).stream.enter(embedded)
+    (out * torch.randn(3, 32)).sum().backward()
+    assert not out[1].any()
+    assert embedded.grad.abs().max() < 1e4
 
 
 @pytest.mark.parametrize(("dtype", "drift"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])

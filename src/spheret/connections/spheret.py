@@ -205,9 +205,9 @@ class SpheretScheme(Scheme):
         shared = stream if isinstance(stream, SphereStream) else None
         if self.reproject and shared is None:
             raise ValueError(
-                "reproject=true: the radius to project onto belongs to the stream; build it once, "
-                "stream = spheret.connections.parse_scheme(...).stream(dim, n_layers), use stream.enter behind the embedding, and give "
-                "stream=stream to every connection; or give SpheretNorm a radius"
+                "reproject=true: the radius to project onto belongs to the stream; build it once, stream = "
+                "spheret.connections.parse_scheme(...).stream(dim, n_layers), use stream.enter behind the embedding, "
+                "and give stream=stream to every connection; or give SpheretNorm a radius"
             )
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
         index = layer if self.count == "block" else SUBLAYERS_PER_LAYER * (layer - 1) + sublayer + 1

@@ -1,8 +1,9 @@
 """Speed of one residual connection alone, forward and backward, against the Euclidean ones, in one process and in turn.
 
-What a block makes of a stream ``h`` and an update ``f`` (rows, d): the next stream and the input of the next sublayer, each of which sends
-a gradient back. Pre-LN makes ``s = h + f`` and ``LN(s)``; a sphere connection makes ``h'``, which is both. Gradients of everything
-that learns are taken and not accumulated. ``add`` is the bare addition, the floor.
+What a block makes of a stream ``h`` and an update ``f`` (rows, d): the next stream and the input of the next
+sublayer, each of which sends a gradient back. Pre-LN makes ``s = h + f`` and ``LN(s)``; a sphere connection makes
+``h'``, which is both. Gradients of everything that learns are taken and not accumulated. ``add`` is the bare
+addition, the floor.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Junction(nn.Module):
 
 
 def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
-    """Time every variant in every round and return a JSON-able record; ratios are to the first scheme, round by round."""
+    """Time every variant in every round and return a JSON-able record; ratios are to the first scheme, round by
+    round."""
     device = resolve_device(config.device)
     dtype = getattr(torch, config.dtype)
     generator = torch.Generator().manual_seed(0)
