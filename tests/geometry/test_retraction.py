@@ -265,3 +265,24 @@ def test_second_derivatives(p: float) -> None:
     alpha = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda h, f, a: spheret.retract(h, f, alpha=a, p=p), (h, f, alpha))
     assert torch.autograd.gradgradcheck(lambda h, f, a: spheret.retract(h, f, alpha=a, p=p, radius=2.0), (h, f, alpha))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 2.0, 2.7, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_radius", [False, True])
+def test_a_row_of_zeros_stays_and_has_finite_gradients(p: float, dtype: torch.dtype, with_radius: bool) -> None:
+    h = torch.zeros(2, 8, dtype=dtype, requires_grad=True)
+    f = torch.randn(2, 8, dtype=dtype, requires_grad=True)
+    alpha = torch.ones(1, dtype=dtype, requires_grad=True)
+    out = spheret.retract(h, f, alpha=alpha, p=p, radius=3.0 if with_radius else None)
+    assert torch.equal(out, torch.zeros_like(out))
+    out.sum().backward()
+    for grad in (h.grad, f.grad, alpha.grad):
+        assert grad.isfinite().all()
+    assert torch.equal(f.grad, torch.zeros_like(f)) and alpha.grad == 0
+
+
+def test_norm_of_zero_has_gradient_zero() -> None:
+    h = torch.zeros(2, 4, requires_grad=True)
+    norm(h).sum().backward()
+    assert torch.equal(h.grad, torch.zeros(2, 4))

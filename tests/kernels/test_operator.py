@@ -66,7 +66,7 @@ def test_both_directions_agree_with_the_autograd_path(monkeypatch: pytest.Monkey
 def test_opcheck() -> None:
     h, f, _ = inputs(3, 8)
     step, p, radius = (torch.tensor([v], requires_grad=True) for v in (0.7, 1.3, 2.0))
-    for arguments in ((h, f, step, 1.0, p, 1.0, radius, 0.0), (h, f, None, 0.5, None, 2.0, None, 0.0)):
+    for arguments in ((h, f, step, 1.0, p, 1.0, radius, math.nan), (h, f, None, 0.5, None, 2.0, None, math.nan)):
         torch.library.opcheck(operator.retract_rows, arguments)
 
 
@@ -190,3 +190,31 @@ def _environment(**extra: str) -> dict[str, str]:
     import os
 
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **extra}
+
+
+@pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6, 1e8])
+def test_norm_is_kept_where_the_update_is_parallel_and_large(ratio: float) -> None:
+    h, _, g = inputs(16, 64)
+    f = (ratio * h.detach()).requires_grad_()
+    out = spheret.retract(h, f)
+    torch.testing.assert_close(out.norm(dim=-1), h.norm(dim=-1), rtol=3e-7, atol=0)
+    grads = torch.autograd.grad(out, (h, f), g)
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_a_fork_may_call_again() -> None:
+    """The child of a fork has no thread of the parent's pool, and must not wait for one (PyTorch's own pool does)."""
+    code = (
+        "import os, torch, spheret; torch.set_num_threads(2)\n"
+        "h, f = torch.randn(700, 96), torch.randn(700, 96); a = spheret.retract(h, f).numpy().tobytes()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(0 if spheret.retract(h, f).numpy().tobytes() == a else 3)\n"
+        "assert os.waitpid(pid, 0)[1] == 0"
+    )
+    out = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
+
+
+def test_a_radius_of_zero_is_a_radius() -> None:
+    h, f, _ = inputs(3, 8)
+    assert torch.equal(spheret.retract(h, f, radius=torch.zeros(1)), torch.zeros(3, 8))

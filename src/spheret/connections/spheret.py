@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
-from spheret.connections.stream import SphereStream, onto_sphere, row_norm
-from spheret.geometry import compute_dtype, cos_and_sinc, rows
+from spheret.connections.stream import SphereStream, onto_sphere
+from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import retract
 
 Decay = Literal["inv-sqrt", "inv", "none"]
@@ -143,7 +143,7 @@ def add_and_project(h: Tensor, f: Tensor, step: Tensor, p: float | Tensor, radiu
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, step).beta, p)
     moved = cos * x + sinc * step * y
-    return onto_sphere(moved, row_norm(x) if radius is None else radius).to(h.dtype)
+    return onto_sphere(moved, norm(x) if radius is None else radius).to(h.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

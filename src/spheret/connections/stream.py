@@ -18,11 +18,6 @@ def onto_sphere(h: Tensor, radius: Tensor) -> Tensor:
     return radius * (h / norm(_some_direction(h)))
 
 
-def row_norm(h: Tensor) -> Tensor:
-    """``|h|`` row by row, (..., d) -> (..., 1), with gradient 0 where it is 0."""
-    return h.any(dim=-1, keepdim=True) * norm(_some_direction(h))
-
-
 def _some_direction(h: Tensor) -> Tensor:
     # The square root in the norm has no derivative at 0, so it never sees a row of zeros.
     return torch.where(h.any(dim=-1, keepdim=True), h, 1.0)

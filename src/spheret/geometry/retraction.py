@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spheret.geometry.angles import Angle, Exponent, angle_exponent_slope, angle_slope, cos_and_sinc, cos_and_sinc_of
-from spheret.geometry.sphere import Rows, max_step, rows
+from spheret.geometry.sphere import Rows, has_direction, max_step, rows
 
 
 class Gradients(NamedTuple):
@@ -77,10 +77,11 @@ def retract_vjp(
     m = (kappa * cos - sinc) * (e / r.nu2.clamp_min(smallest)) - kappa * k * a1
     df_over_s = sinc * g - (sinc * a1) * r.x + m * r.z
     dh = cos * g - (r.c * r.t) * df_over_s - (k * a1) * r.z - (r.t * m * r.nu2 / r.rho2) * r.x
-    ds = r.b * kappa * (cos * e - k * r.nu2 * a1)
+    alive = has_direction(r.a)
+    ds = alive * r.b * kappa * (cos * e - k * r.nu2 * a1)
     # Where the relative step was bounded, the step that acted is the bound's.
     effective = torch.where(r.t.abs() < max_step(g.dtype), step * torch.ones_like(r.t), r.t * (r.a / r.b))
-    df = effective * df_over_s
+    df = alive * effective * df_over_s
     dp = None
     if need_p:
         tau = angle_exponent_slope(r.beta, p)
@@ -89,6 +90,6 @@ def retract_vjp(
     if radius is None:
         return Gradients(dh, df, ds, dp, None)
     along = (cos * gx + k * e) * torch.rsqrt(r.rho2)  # <g, h'> / radius
-    scale = radius / (r.a * torch.sqrt(r.rho2))
-    dh = scale * dh - (radius * along / (r.a * r.rho2)) * r.x
+    scale = torch.where(alive, radius / (r.a * torch.sqrt(r.rho2)), 0.0)
+    dh = scale * dh - (scale * along * torch.rsqrt(r.rho2)) * r.x
     return Gradients(dh, scale * df, scale * ds, None if dp is None else scale * dp, along)

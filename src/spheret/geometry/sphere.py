@@ -65,6 +65,7 @@ def rows(h: Tensor, f: Tensor, step: Tensor | float) -> Rows:
     z, c = z - again * x, c + again
     nu2 = (z * z).sum(-1, keepdim=True)
     t = (step * (b / a).clamp_max(torch.finfo(f.dtype).max)).clamp(-max_step(f.dtype), max_step(f.dtype))
+    t = has_direction(a) * t
     # The square root has no derivative at 0, so it never sees one; the factor restores the exact zero.
     beta = (nu2 > 0) * t.abs() * torch.sqrt(nu2.clamp_min(torch.finfo(f.dtype).tiny)) * torch.rsqrt(rho2)
     return Rows(x=x, z=z, a=a, b=b, c=c, t=t, rho2=rho2, nu2=nu2, beta=beta)
@@ -77,8 +78,13 @@ def max_step(dtype: torch.dtype) -> float:
 
 
 def norm(h: Tensor) -> Tensor:
-    """Row norms without overflow or underflow, (..., d) -> (..., 1), in the compute dtype."""
+    """Row norms without overflow or underflow, (..., d) -> (..., 1), in the compute dtype; gradient 0 where it is 0."""
     h = h.to(compute_dtype(h))
     a = row_scale(h)
     x = h / a
-    return a * torch.sqrt((x * x).sum(-1, keepdim=True))
+    return has_direction(a) * a * torch.sqrt((x * x).sum(-1, keepdim=True).clamp_min(1.0))
+
+
+def has_direction(scale: Tensor) -> Tensor:
+    """Whether a row of this scale is told from zero; a hidden state without a direction is left where it is."""
+    return scale > torch.finfo(scale.dtype).tiny

@@ -48,7 +48,7 @@ def retract(
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
         p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2
-            a large step can rotate past the antipode of ``h``.
+            a large step can rotate past the antipode of ``h``. The values of tensors are not checked.
         angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
             ``p`` is then ignored.
         radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
@@ -66,7 +66,7 @@ def retract(
     p = p if isinstance(p, Tensor) else float(p)
     backend = which_backend(h, f, alpha=alpha, p=p, angle=angle, radius=radius).name
     if backend == "numba":
-        step, exponent, r = _split(alpha, 1.0), _split(p, 1.0), _split(radius, 0.0)
+        step, exponent, r = _split(alpha, 1.0), _split(p, 1.0), _split(radius, math.nan)
         return operator.retract_rows(h, f, *step, *exponent, *r)[0]
     if backend == "reference":
         dtype = compute_dtype(h, f)
@@ -134,7 +134,11 @@ def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Ten
     if radius is not None and not isinstance(radius, Tensor) and not (0 < radius < math.inf):
         raise ValueError(f"radius = {radius}: it must be a positive finite number")
     for name, value in (("alpha", alpha), ("p", p), ("radius", radius)):
-        if isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] != 1:
+        if not isinstance(value, Tensor):
+            continue
+        if value.dim() > h.dim():
+            raise ValueError(f"{name} has shape {tuple(value.shape)}: it must broadcast to one number per row of h")
+        if value.dim() > 0 and value.shape[-1] != 1:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}: it is one number per row at most, its last dimension must be 1"
             )

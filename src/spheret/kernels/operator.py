@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -38,27 +41,37 @@ def _unavailable() -> str:
     return ""
 
 
-def _numba() -> Any:
-    return importlib.import_module("numba")
-
-
 @functools.cache
 def _loops() -> ModuleType:
-    # OpenMP may be called from several threads at a time (autograd's, a user's); Numba's own pool aborts the process
-    # then.
-    _numba().config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
-    from spheret.kernels import loops
-
-    return loops
+    return importlib.import_module("spheret.kernels.loops")
 
 
-def _call(name: str, *arguments: Any) -> None:
-    """Run a loop with as many threads as PyTorch may use. One compiled loop serves any number: two would differ in
-    the last bit."""
-    numba = _numba()
-    threads = torch.get_num_threads() if arguments[0].size >= PARALLEL_FROM else 1
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    getattr(_loops(), name)(*arguments)
+_pools: dict[int, ThreadPoolExecutor] = {}
+os.register_at_fork(after_in_child=_pools.clear)  # a forked child has the object but not its threads
+
+
+def _call(name: str, rows: tuple[Any, ...], scalars: tuple[float, ...], results: tuple[Any, ...]) -> None:
+    """Run a loop over rows, cut into one piece per thread that PyTorch may use.
+
+    Plain threads, which sleep while they wait: an OpenMP pool beside PyTorch's own spins against it on a busy
+        machine, and does not
+    survive a fork.
+    """
+    loop, n = getattr(_loops(), name), rows[0].shape[0]
+    threads = min(torch.get_num_threads(), n) if rows[0].size >= PARALLEL_FROM else 1
+
+    def work(piece: int) -> None:
+        part = slice(piece * n // threads, (piece + 1) * n // threads)
+        loop(*(r[part] for r in rows), *scalars, *(r[part] for r in results))
+
+    if threads == 1:
+        return work(0)
+    if threads not in _pools:
+        _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="spheret")
+    others = [_pools[threads].submit(work, piece) for piece in range(1, threads)]
+    work(0)
+    for other in others:
+        other.result()
 
 
 def _rows(t: Tensor) -> Any:
@@ -84,7 +97,7 @@ def retract_rows(
     out = torch.empty(h.shape, dtype=h.dtype)
     stats = torch.empty((h.numel() // h.shape[-1], 3), dtype=torch.float64)
     scalars = _value(step, step_value), _value(p, p_value), _value(radius, radius_value)
-    _call("forward", _rows(h), _rows(f), *scalars, out.view(-1, h.shape[-1]).numpy(), stats.numpy())
+    _call("forward", (_rows(h), _rows(f)), scalars, (out.view(-1, h.shape[-1]).numpy(), stats.numpy()))
     return out, stats
 
 
@@ -105,8 +118,8 @@ def retract_rows_backward(
     dh, df = (torch.empty(h.shape, dtype=h.dtype) for _ in range(2))
     sums = torch.empty_like(stats)
     scalars = _value(step, step_value), _value(p, p_value), _value(radius, radius_value)
-    outputs = (t.view(-1, h.shape[-1]).numpy() for t in (dh, df))
-    _call("backward", _rows(g), _rows(h), _rows(f), *scalars, stats.numpy(), *outputs, sums.numpy())
+    outputs = tuple(t.view(-1, h.shape[-1]).numpy() for t in (dh, df))
+    _call("backward", (_rows(g), _rows(h), _rows(f)), scalars, (stats.numpy(), *outputs, sums.numpy()))
     return dh, df, sums.sum(0)
 
 
@@ -139,7 +152,7 @@ def _backward(ctx: Any, g: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...
             f,
             step_value if step is None else step,
             p_value if p is None else p,
-            (radius_value or None) if radius is None else radius,
+            (None if math.isnan(radius_value) else radius_value) if radius is None else radius,
             need_p=p is not None,
         )
         dh, df, scalars = grads.h, grads.f, (grads.step, grads.p, grads.radius)
