@@ -119,6 +119,6 @@ def test_bad_settings_are_refused_at_once(change: dict[str, object], message: st
 
 
 def test_learning_rates_follow_the_width_where_none_are_given() -> None:
-    assert CompareConfig().lrs == (0.0039, 0.0078)
-    assert CompareConfig(n_embd=1280, n_head=20).lrs == (0.00039, 0.00078)
+    assert CompareConfig().lrs == (0.0016, 0.0031, 0.0063)
+    assert CompareConfig(n_embd=1280, n_head=20).lrs == (0.00016, 0.00031, 0.00063)
     assert CompareConfig(lrs=(1e-3,)).lrs == (1e-3,)

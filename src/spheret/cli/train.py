@@ -31,7 +31,7 @@ class TrainCommand(RunSettings):
     scheme: str = "spheret:p=1"
     """Residual scheme (see `spheret schemes`)."""
     lr: float | None = None
-    """Peak learning rate; none given: 0.5/d for the width d."""
+    """Peak learning rate; none given: 0.4/d for the width d."""
     seed: int = 1
     """Decides the initial weights and the order of the batches."""
     checkpoint_interval: int = 500

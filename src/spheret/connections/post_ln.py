@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
 
 
 class PostLN(Connection):
@@ -75,7 +75,7 @@ class PostLNScheme(Scheme):
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(
-            embedding_std=self.embedding_gain / math.sqrt(dim),
+            embedding_std=tied_embedding_std(dim, self.embedding_gain),
             gain=self.gain,
             residual_gain=self.residual,
         )

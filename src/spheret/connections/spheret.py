@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
 from spheret.connections.stream import SphereStream, onto_sphere
 from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
@@ -225,4 +225,4 @@ class SpheretScheme(Scheme):
         )
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
-        return InitRule(embedding_std=self.embedding_gain / math.sqrt(dim), gain=self.gain)
+        return InitRule(embedding_std=tied_embedding_std(dim, self.embedding_gain), gain=self.gain)

@@ -48,7 +48,7 @@ class CompareConfig(RunSettings):
         if repeated := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"scheme {repeated[0]} is given twice (other spellings included): name it once")
         if not self.lrs:
-            object.__setattr__(self, "lrs", (default_lr(self.n_embd), 2 * default_lr(self.n_embd)))
+            object.__setattr__(self, "lrs", tuple(default_lr(self.n_embd, share) for share in (0.2, 0.4, 0.8)))
         if len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"lrs = {self.lrs}: a learning rate is given twice; name it once")
         if self.seeds < 1:

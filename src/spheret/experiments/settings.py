@@ -84,7 +84,7 @@ class RunSettings:
         return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
 
 
-def default_lr(n_embd: int) -> float:
-    """Peak learning rate where none is given, ``0.5 / d`` to two digits: hidden weights are about ``1 / sqrt(d)`` and
-    a row of them answers to d inputs, so Adam's steps of one size move the output by a share that grows with d."""
-    return float(f"{0.5 / n_embd:.2g}")
+def default_lr(n_embd: int, share: float = 0.4) -> float:
+    """Peak learning rate where none is given, ``share / d`` to two digits: a hidden unit sums over d inputs, so that
+    steps of one size in every weight, which are what Adam takes, move it by a share that grows with d."""
+    return float(f"{share / n_embd:.2g}")
