@@ -31,9 +31,12 @@ REJECTED = (
     "post-ln:branch=1,residual=0.2",
     "pre-ln:gain=0.57,embedding-gain=0.57",
     "pre-ln:gain=1,embedding-gain=1",
-    "nanogpt-init proj",
+    "pre-ln:branch=0.14,residual=1",
     "nanogpt-init pre-ln",
+    "nanogpt-init proj",
 )
+# The embedding's standard deviation at 1/sqrt(d) instead of 8/d; at d = 64 they are the same.
+WIDE_EMBEDDING = {128: "proj:embedding-gain=1.414", 512: "proj:embedding-gain=2.828"}
 NARROW = ("pre-ln", "post-ln", "geonorm", "proj", "spheret:p=0.5")
 
 
@@ -55,12 +58,12 @@ class Shape:
 
 
 SHAPES = (
+    Shape(6, 64, 64, 8, 250, (0.12, 0.3), DEFAULTS + REJECTED),
     Shape(24, 64, 64, 8, 250, (0.12, 0.3), DEFAULTS + REJECTED),
     Shape(72, 64, 64, 8, 250, (0.12, 0.3), NARROW),
-    Shape(6, 64, 64, 8, 250, (0.12, 0.3), DEFAULTS + REJECTED),
-    Shape(6, 1280, 64, 4, 40, (0.5,), NARROW),
-    Shape(6, 512, 64, 8, 100, (0.5,), NARROW),
-    Shape(12, 128, 128, 8, 250, (0.5, 1.0), NARROW),
+    Shape(12, 128, 128, 8, 200, (0.5,), (*NARROW, WIDE_EMBEDDING[128])),
+    Shape(6, 512, 64, 8, 100, (0.5,), (*NARROW, WIDE_EMBEDDING[512])),
+    Shape(6, 1280, 64, 4, 60, (0.4,), ("pre-ln", "post-ln", "proj")),
 )
 
 
@@ -146,7 +149,7 @@ def write_table(ended: list[tuple[RunSpec, RunResult | None]], shapes: list[Shap
     cells = {(spec.scheme, spec.folder.parent.name, spec.lr): result for spec, result in ended}
     lines = ["| scheme | " + " | ".join(f"{name}, lr {rate:g}/d" for name, rate in columns) + " |"]
     lines.append("| --- |" + " ---: |" * len(columns))
-    for scheme in (*DEFAULTS, *REJECTED):
+    for scheme in (*DEFAULTS, *REJECTED, *WIDE_EMBEDDING.values()):
         lines.append(f"| {scheme} | " + " | ".join(_cell(cells.get((scheme, *column))) for column in columns) + " |")
     text = (
         "Validation loss, nats per byte; **c**: collapsed to the unigram plateau. "

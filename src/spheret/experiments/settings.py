@@ -36,9 +36,9 @@ class RunSettings:
     """Dropout probability."""
     init: str = "auto"
     """Initial weights: auto (width-aware, by the scheme) or nanogpt."""
-    steps: int = 200
+    steps: int = 150
     """Optimizer steps of a run."""
-    batch_size: int = 8
+    batch_size: int = 4
     """Sequences per optimizer step."""
     grad_accum: int = 1
     """Micro-batches that a batch is cut into to save memory."""
@@ -52,9 +52,9 @@ class RunSettings:
     """Decoupled weight decay of the weight matrices."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
-    eval_interval: int = 50
+    eval_interval: int = 75
     """Steps between evaluations; 0: only at the end."""
-    eval_windows: int = 128
+    eval_windows: int = 64
     """Validation windows of one block each, the same for every run."""
     checkpoint_interval: int = 0
     """Steps between checkpoints, from which an interrupted run goes on; 0: none while training."""

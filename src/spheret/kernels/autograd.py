@@ -1,8 +1,7 @@
 """The retraction as one autograd node with a hand-written backward, used by eager code and traced by ``torch.compile``.
 
-Saved for the backward: ``h``, ``f`` and the scalars, which the neighbouring layers keep anyway; row statistics are
-    recomputed, so that the
-backward is itself a differentiable function of its inputs and second derivatives are right.
+Saved for the backward are ``h``, ``f`` and the scalars, which the neighbouring layers keep anyway. Row statistics are
+recomputed, so the backward is itself a differentiable function of its inputs and second derivatives are right.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The CPU loops as operators of ``torch.library``: eager code, ``torch.compile`` (which does not open them), export
 and autograd see one node each way. Numba is imported when an operator first runs.
 
-A scalar comes as a one-element tensor where it has a gradient and as a float where it has none; radius 0 keeps the
-norm of h.
+A scalar comes as a one-element tensor where it has a gradient and as a float where it has none; a radius of NaN keeps
+the norm of h.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def _loops() -> ModuleType:
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}
-os.register_at_fork(after_in_child=_pools.clear)  # a forked child has the object but not its threads
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a forked child has the object but not its threads
 
 
 def _call(name: str, rows: tuple[Any, ...], scalars: tuple[float, ...], results: tuple[Any, ...]) -> None:
     """Run a loop over rows, cut into one piece per thread that PyTorch may use.
 
-    Plain threads, which sleep while they wait: an OpenMP pool beside PyTorch's own spins against it on a busy
-        machine, and does not
-    survive a fork.
+    Plain threads, which sleep while they wait. An OpenMP pool beside PyTorch's own would spin against it on a busy
+    machine, and would not survive a fork.
     """
     loop, n = getattr(_loops(), name), rows[0].shape[0]
     threads = min(torch.get_num_threads(), n) if rows[0].size >= PARALLEL_FROM else 1
