@@ -52,7 +52,7 @@ class RunSettings:
     """Decoupled weight decay of the weight matrices."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
-    eval_interval: int = 75
+    eval_interval: int = 50
     """Steps between evaluations; 0: only at the end."""
     eval_windows: int = 64
     """Validation windows of one block each, the same for every run."""
