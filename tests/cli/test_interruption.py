@@ -74,7 +74,8 @@ def test_sigterm_stops_the_runs_and_leaves_the_terminal_as_it_was(tiny: list[str
         str(out),
         *tiny,
     ]
-    process = subprocess.Popen(words, stdout=terminal, stderr=terminal, start_new_session=True)
+    xterm = {**os.environ, "TERM": "xterm"}  # what a terminal is called where the tests run says nothing of this one
+    process = subprocess.Popen(words, stdout=terminal, stderr=terminal, start_new_session=True, env=xterm)
     os.close(terminal)
     shown = b""
 

@@ -87,7 +87,9 @@ def test_meta_device_initialisation(scheme: str) -> None:
     )
     assert state.keys() == wanted.keys()
     for name in wanted:
-        assert torch.equal(state[name], wanted[name]), name
+        assert torch.equal(state[name], wanted[name]), (
+            f"reset_parameters() of the module that holds {name} leaves it as is"
+        )
     assert torch.equal(model(batch()[0])[0], expected(batch()[0])[0])
 
 

@@ -63,6 +63,8 @@ def run(command: TrainCommand) -> int:
     dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)
+    if command.resume and (saved := checkpoints(command.out)):
+        say(console, f"going on from {saved[-1].name} of {config.total_steps}")
     try:
         result = train(
             config,

@@ -33,7 +33,7 @@ class CompareConfig(RunSettings):
     """Residual schemes; the first is the baseline of every difference (see `spheret schemes`)."""
     lrs: tuple[float, ...] = ()
     """Peak learning rates; each scheme is judged at its own best, picked on a seed that is not reported. None given:
-    0.5/d and 1/d for the width d."""
+    0.2/d, 0.4/d and 0.8/d for the width d."""
     seeds: int = 3
     """Runs per scheme at its best learning rate; fewer than 2 cannot give a verdict."""
     out: Path = Path("runs/compare")

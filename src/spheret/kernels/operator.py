@@ -24,16 +24,19 @@ from spheret.geometry import retract_vjp
 PARALLEL_FROM = 1 << 14  # elements: below, waking a second thread costs more than it saves
 
 
-@torch.compiler.assume_constant_result
+_INSTALLED = importlib.util.find_spec("numba") is not None
+
+
 def unavailable() -> str:
     """Why the loops cannot run here, or the empty string."""
-    return _unavailable()
+    if not _INSTALLED:
+        return 'Numba is not installed (pip install "spheret[cpu]")'
+    # A compiler that traces this takes the installed package at its word: it cannot follow an import.
+    return "" if torch.compiler.is_compiling() else _import_error()
 
 
 @functools.cache
-def _unavailable() -> str:
-    if importlib.util.find_spec("numba") is None:
-        return 'Numba is not installed (pip install "spheret[cpu]")'
+def _import_error() -> str:
     try:
         _loops()
     except Exception as error:  # a Numba that does not fit this NumPy or Python must not stop a training

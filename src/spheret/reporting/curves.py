@@ -54,7 +54,7 @@ LAYER_METRICS = (
         "update_ratio",
         "Size of the update",
         "|update| / |h|",
-        "Size of what each sublayer adds, relative to the hidden state it is added to.",
+        "Size |F|/|h| of each sublayer's output beside the hidden state, before the scheme scales or projects it.",
     ),
 )
 

@@ -27,7 +27,7 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
     baseline = results["schemes"][0]["scheme"]
     means = [entry["difference"]["mean"] for entry in entries]
     ends = [entry["difference"][key] for entry in entries for key in ("ci_low", "ci_high")]
-    limits = robust_limits([0.0, *means], [end for end in ends if end is not None], reach=6)
+    limits = robust_limits([0.0, *means], [end for end in ends if end is not None], reach=6, widen=5)
     figure, axes = new_figure(1.0 + _ROW * len(entries))
     axes.axvline(0, color="#222222", linewidth=1)
     for y, (entry, mean) in enumerate(zip(entries, means, strict=True)):
@@ -56,7 +56,7 @@ def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plo
     good = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r) and not r.get("collapsed")]
     ends = [e["val_loss"][k] for e in entries if not e.get("collapsed") for k in ("ci_low", "ci_high")]
     anything = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r)]
-    limits = robust_limits(good or anything, [end for end in ends if end is not None])
+    limits = robust_limits(good or anything, [end for end in ends if end is not None], widen=2)
     figure, axes = new_figure(1.0 + _ROW * len(entries))
     for y, entry in enumerate(entries):
         _seeds_and_mean(axes, y, entry, styles[entry["scheme"]], limits)

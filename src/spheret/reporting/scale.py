@@ -9,20 +9,20 @@ Limits = tuple[float, float]
 
 
 def robust_limits(
-    core: Sequence[float], others: Sequence[float] = (), *, reach: float = 4.0, pad: float = 0.06
+    core: Sequence[float], others: Sequence[float] = (), *, reach: float = 4.0, pad: float = 0.06, widen: float = 0.5
 ) -> Limits:
     """Limits that show all of `core` and as much of `others` as does not squeeze it.
 
     Losses have a floor and no ceiling: a value is off the scale when it lies further above the best one than `reach`
     times the median excess of `core`, and than 2% of the best. `others` (interval ends, say) widen the limits by up to
-    half the span of `core` each way.
+    `widen` times the span of `core` each way.
     """
     if not core:
-        return robust_limits(others, reach=reach, pad=pad) if others else (0.0, 1.0)
+        return robust_limits(others, reach=reach, pad=pad, widen=widen) if others else (0.0, 1.0)
     best = min(core)
     ceiling = best + max(reach * median(x - best for x in core), 0.02 * abs(best))
     high = max(x for x in core if x <= ceiling)
-    slack = max(0.5 * (high - best), 0.001 * abs(best), 1e-6)
+    slack = max(widen * (high - best), 0.001 * abs(best), 1e-6)
     low_limit = max(min([best, *others]), best - slack)
     high_limit = min(max([high, *others]), high + slack)
     margin = pad * (high_limit - low_limit) or slack
