@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.reporting.scale import robust_limits
+from spheret.reporting.scale import difference_limits, robust_limits
 
 finite = st.floats(min_value=0.1, max_value=50, allow_nan=False)
 
@@ -27,3 +27,15 @@ def test_limits_always_hold_the_best_value_and_have_a_width(core: list[float], o
 
 def test_no_values_at_all_still_give_limits() -> None:
     assert robust_limits([]) == (0.0, 1.0)
+
+
+def test_differences_are_shown_whole_with_zero_in_sight() -> None:
+    low, high = difference_limits([[-0.03, -0.06, 0.0], [-0.07, -0.15, 0.0], [-0.08, -0.16, 0.01]])
+    assert low < -0.16 and high > 0.01
+    low, high = difference_limits([[0.1], [0.2]])
+    assert low < 0 and high > 0.2
+
+
+def test_one_wild_difference_does_not_hide_the_others() -> None:
+    low, high = difference_limits([[-0.03, -0.06, 0.0], [-0.07, -0.15, 0.0], [3.0, -20.0, 26.0]])
+    assert -1 < low < -0.15 and 0 < high < 1

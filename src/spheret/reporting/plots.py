@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spheret.experiments.statistics import call, has_finished
-from spheret.reporting.scale import Limits, robust_limits
+from spheret.reporting.scale import Limits, difference_limits, robust_limits
 from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, plain, render, styled
 
 _ROW = 0.32  # inches a scheme in figures with one line each
@@ -26,8 +26,8 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
         return None
     baseline = results["schemes"][0]["scheme"]
     means = [entry["difference"]["mean"] for entry in entries]
-    ends = [entry["difference"][key] for entry in entries for key in ("ci_low", "ci_high")]
-    limits = robust_limits([0.0, *means], [end for end in ends if end is not None], reach=6, widen=5)
+    intervals = [[entry["difference"][key] for key in ("mean", "ci_low", "ci_high")] for entry in entries]
+    limits = difference_limits([[x for x in interval if x is not None] for interval in intervals])
     figure, axes = new_figure(1.0 + _ROW * len(entries))
     axes.axvline(0, color="#222222", linewidth=1)
     for y, (entry, mean) in enumerate(zip(entries, means, strict=True)):
@@ -37,14 +37,14 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
         face = look.color if solid else "white"
         _point(axes, mean, y, limits, look, markersize=7, markerfacecolor=face)
     _one_line_a_scheme(axes, [entry["scheme"] for entry in entries], limits)
-    axes.set_xlabel(plain(f"validation loss minus that of {baseline} (nats/token)"))
+    axes.set_xlabel(plain(f"difference to {baseline} (nats/token)"))
     shown = "; ".join(f"{e['scheme']} {m:+.4f}" for e, m in zip(entries, means, strict=True))
     return render(
         figure,
         key="differences",
         title=f"Difference to {baseline}",
         caption="Left of the line is better. Paired by seed, with the 95% interval. Filled: better or worse at 95% "
-        "after Holm's correction; hollow: not distinguishable, or too few seeds.",
+        "after Holm's correction; hollow: not distinguishable, or too few seeds. An arrow: the bar goes on.",
         alt=f"Difference in validation loss to {baseline}, nats per token: {shown}.",
     )
 

@@ -27,3 +27,16 @@ def robust_limits(
     high_limit = min(max([high, *others]), high + slack)
     margin = pad * (high_limit - low_limit) or slack
     return low_limit - margin, high_limit + margin
+
+
+def difference_limits(intervals: Sequence[Sequence[float]], *, reach: float = 3.0, pad: float = 0.06) -> Limits:
+    """Limits around zero for differences, each given by its mean and, where there is one, the ends of its interval.
+
+    All are shown whole, but for those that go further from zero than `reach` times the median of how far they go.
+    """
+    far = [max(map(abs, interval)) for interval in intervals]
+    bound = reach * median(far) or 1e-6
+    shown = [min(max(x, -bound), bound) for interval in intervals for x in interval]
+    low, high = min(0.0, *shown), max(0.0, *shown)
+    margin = pad * (high - low) or 1e-6
+    return low - margin, high + margin
