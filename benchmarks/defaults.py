@@ -49,6 +49,7 @@ class Shape:
     block: int
     batch: int
     steps: int
+    windows: int  # of the evaluation; losses compare within a shape, not between shapes
     rates: tuple[float, ...]
     schemes: tuple[str, ...]
 
@@ -58,12 +59,12 @@ class Shape:
 
 
 SHAPES = (
-    Shape(6, 64, 64, 8, 250, (0.12, 0.3), DEFAULTS + REJECTED),
-    Shape(24, 64, 64, 8, 250, (0.12, 0.3), DEFAULTS + REJECTED),
-    Shape(72, 64, 64, 8, 250, (0.12, 0.3), NARROW),
-    Shape(12, 128, 128, 8, 200, (0.5,), (*NARROW, WIDE_EMBEDDING[128])),
-    Shape(6, 512, 64, 8, 100, (0.5,), (*NARROW, WIDE_EMBEDDING[512])),
-    Shape(6, 1280, 64, 4, 60, (0.4,), ("pre-ln", "post-ln", "proj")),
+    Shape(6, 64, 64, 8, 250, 128, (0.12, 0.3), DEFAULTS + REJECTED),
+    Shape(24, 64, 64, 8, 250, 128, (0.12, 0.3), DEFAULTS + REJECTED),
+    Shape(72, 64, 64, 8, 250, 128, (0.12, 0.3), NARROW),
+    Shape(12, 128, 128, 8, 200, 64, (0.5,), (*NARROW, WIDE_EMBEDDING[128])),
+    Shape(6, 512, 64, 8, 100, 64, (0.5,), (*NARROW, WIDE_EMBEDDING[512])),
+    Shape(6, 1280, 64, 4, 60, 64, (0.4,), ("pre-ln", "post-ln", "proj")),
 )
 
 
@@ -91,6 +92,7 @@ def specs(shape: Shape, dataset: Dataset, out: Path) -> Iterator[RunSpec]:
                 steps=shape.steps,
                 init="nanogpt" if init else "auto",
                 eval_interval=0,
+                eval_windows=shape.windows,
             )
             lr = rate / shape.width
             config = settings.train_config(

@@ -64,6 +64,15 @@ def test_examples_of_compare_and_report(spheret: Any, tiny: list[str]) -> None:
     assert all(scheme in out and scheme in again for scheme in first)
 
 
+def test_a_report_that_is_replaced_is_announced(spheret: Any, tiny: list[str]) -> None:
+    words = "compare --schemes pre-ln --lrs 1e-2 --seeds 1 --steps {} --out runs/same"
+    _, first, _ = spheret(words.format(2), *tiny)
+    _, repeated, _ = spheret(words.format(2), *tiny)
+    _, changed, _ = spheret(words.format(3), *tiny)
+    assert "holds another comparison" not in first + repeated
+    assert "holds another comparison" in changed and "--steps 2" in changed
+
+
 def test_example_of_train(spheret: Any, corpus: Path) -> None:
     write_corpus(Path("my_texts"), corpus)
     code, out, _ = spheret(shlex.join(scaled(example("train"))), *SHAPE.split())

@@ -271,7 +271,7 @@ def test_one_scheme_or_none_says_what_to_add() -> None:
 
 @pytest.mark.parametrize(
     ("best", "typed"),
-    [(0.01, "`--lrs 0.001 0.003 0.01 0.0333`"), (0.001, "`--lrs 0.000333 0.001 0.003 0.01`")],
+    [(0.01, "`--lrs 0.001 0.003 0.01 0.033`"), (0.001, "`--lrs 0.00033 0.001 0.003 0.01`")],
 )
 def test_best_rate_at_the_edge_asks_for_a_wider_grid(best: float, typed: str) -> None:
     other = entry("cay", 2.9, 3.0, lr=best, lr_at_edge=True)

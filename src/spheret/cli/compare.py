@@ -13,7 +13,7 @@ from spheret.cli.errors import flags_checked
 from spheret.cli.progress import view
 from spheret.experiments.compare import compare, failures, warnings_of
 from spheret.experiments.plan import CompareConfig
-from spheret.reporting import print_table, write_report
+from spheret.reporting import load_results, print_table, write_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,13 @@ def run(config: CompareConfig) -> int:
     console = output()
     size = f"{config.total_runs} runs of {config.steps} steps"
     say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
+    if (earlier := _earlier_command(config)) not in (None, config.command()):
+        say(
+            console,
+            f"{config.out} holds another comparison: its runs are kept, its report is replaced. It was",
+            "yellow",
+        )
+        say(console, f"  {earlier}", "yellow", to_copy=True)
     try:
         with view(console) as live:
             results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
@@ -52,6 +59,15 @@ def run(config: CompareConfig) -> int:
         print(f"{config.out / folder} {reason}", file=sys.stderr)
     _report(console, config)
     return 1 if crashed else 0
+
+
+def _earlier_command(config: CompareConfig) -> str | None:
+    """Command of the comparison whose results lie in the folder; None where there are none that can be read."""
+    try:
+        command: str = load_results(config.out)["command"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return command
 
 
 def _report(console: Console, config: CompareConfig) -> None:

@@ -313,11 +313,11 @@ def _learning_rate_notes(results: Mapping[str, Any]) -> list[str]:
     edge = [entry for entry in schemes if entry.get("lr_at_edge") and entry.get("lr") is not None]
     if not edge or not grid:
         return []
-    wider = list(grid)
+    wider = [f"{lr:g}" for lr in grid]  # as they were given, so that finished runs are reused
     if any(entry["lr"] <= grid[0] for entry in edge):
-        wider.insert(0, grid[0] ** 2 / grid[1])
+        wider.insert(0, f"{grid[0] ** 2 / grid[1]:.2g}")
     if any(entry["lr"] >= grid[-1] for entry in edge):
-        wider.append(grid[-1] ** 2 / grid[-2])
+        wider.append(f"{grid[-1] ** 2 / grid[-2]:.2g}")
     where = ", ".join(f"{entry['scheme']} ({entry['lr']:g})" for entry in edge)
-    typed = " ".join(f"{lr:.3g}" for lr in wider)
+    typed = " ".join(wider)
     return [f"The best learning rate lies at the edge of the grid for {where}; widen it with `--lrs {typed}`."]
