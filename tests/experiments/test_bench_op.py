@@ -1,0 +1,43 @@
+"""The benchmark of one connection: what it runs and what it reports, never how fast."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from spheret.connections import build_connection
+from spheret.experiments.bench import to_table
+from spheret.experiments.bench_op import ADD, Junction, OpBench, bench_op
+
+TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16, dim=8, rounds=3, warmup=1)
+
+
+def test_every_variant_is_timed_in_every_round_and_in_turn() -> None:
+    order: list[str] = []
+    result = bench_op(TINY, on_sample=lambda name, *_: order.append(name))
+    assert order == [ADD, *TINY.schemes] * TINY.rounds
+    assert [v["variant"] for v in result["variants"]] == [ADD, *TINY.schemes]
+    assert all(len(v["seconds"]) == len(v["ratios"]) == TINY.rounds for v in result["variants"])
+    (baseline,) = [v for v in result["variants"] if v["variant"] == result["baseline"]]
+    assert baseline["ratios"] == [1.0] * TINY.rounds
+    assert json.loads(json.dumps(result)) == result
+    assert len(to_table(result)) == 4
+
+
+def test_a_junction_makes_the_stream_and_the_next_input() -> None:
+    h, f = torch.randn(3, 8), torch.randn(3, 8)
+    pre_ln = build_connection("pre-ln", dim=8, n_layers=2)
+    stream, branch = Junction(pre_ln)(h, f)
+    torch.testing.assert_close(stream, h + f)
+    torch.testing.assert_close(branch, torch.nn.functional.layer_norm(h + f, (8,)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"rows": 0}, "rows = 0"), ({"dtype": "int8"}, "int8"), ({"schemes": ("nope",)}, "unknown scheme 'nope'")],
+)
+def test_bad_settings_are_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        OpBench(**change)  # type: ignore[arg-type]
