@@ -64,7 +64,7 @@ SHAPES = (
     Shape(72, 64, 64, 8, 250, 128, (0.12, 0.3), NARROW),
     Shape(12, 128, 128, 8, 200, 64, (0.5,), (*NARROW, WIDE_EMBEDDING[128])),
     Shape(6, 512, 64, 8, 100, 64, (0.5,), (*NARROW, WIDE_EMBEDDING[512])),
-    Shape(6, 1280, 64, 4, 40, 64, (0.4,), ("pre-ln", "proj")),
+    Shape(6, 1280, 64, 4, 40, 64, (0.4,), ("pre-ln", "post-ln", "geonorm", "proj")),
 )
 
 
