@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections import canonical_name
-from spheret.experiments.bench_results import TABLE_HEADER, Regression, compare_results, to_table
+from spheret.experiments.bench_results import TABLE_HEADER, Regression, compare_results, timing, to_table
 from spheret.experiments.nanogpt import NanoGPT, configure_adamw
 from spheret.models import GPT, GPTConfig
 from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
@@ -136,7 +136,7 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
     dtype = resolve_dtype(config.dtype, device)
     precision = autocast(device, dtype)
     variants = build_variants(config, device)
-    with _enough_compilations(config, len(variants)), _collect_between_rounds() as collect:
+    with _enough_compilations(config, len(variants)), collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             x, y = batch(config, number, device)
             collect()
@@ -154,7 +154,17 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
         | {"schemes": list(config.schemes), "device": device.type, "dtype": str(dtype).removeprefix("torch.")},
         "environment": {"versions": versions(), "machine": machine(device)},
         "baseline": variants[0].name,
-        "variants": [_summary(variant, variants[0], config.batch_size * config.block_size) for variant in variants],
+        "variants": [
+            timing(
+                variant.name,
+                variant.seconds,
+                variants[0].seconds,
+                tokens=config.batch_size * config.block_size,
+                parameters=sum(p.numel() for p in variant.model.parameters()),
+                peak_bytes=variant.peak_bytes,
+            )
+            for variant in variants
+        ],
     }
 
 
@@ -199,33 +209,8 @@ def _timed(
     return seconds
 
 
-def _summary(variant: Variant, baseline: Variant, tokens: int) -> dict[str, Any]:
-    ratios = [own / base for own, base in zip(variant.seconds, baseline.seconds, strict=True)]
-    p10, median, p90 = _percentiles(variant.seconds)
-    ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
-    return {
-        "variant": variant.name,
-        "parameters": sum(p.numel() for p in variant.model.parameters()),
-        "median_s": median,
-        "p10_s": p10,
-        "p90_s": p90,
-        "tokens_per_s": tokens / median,
-        "ratio": ratio,
-        "ratio_p10": ratio_p10,
-        "ratio_p90": ratio_p90,
-        "peak_bytes": variant.peak_bytes,
-        "seconds": list(variant.seconds),
-        "ratios": ratios,
-    }
-
-
-def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
-    p10, median, p90 = np.percentile(values, (10, 50, 90))
-    return float(p10), float(median), float(p90)
-
-
 @contextmanager
-def _collect_between_rounds() -> Iterator[Callable[[], object]]:
+def collect_between_rounds() -> Iterator[Callable[[], object]]:
     """No garbage collection inside a timed step; the caller collects between rounds."""
     enabled = gc.isenabled()
     gc.disable()

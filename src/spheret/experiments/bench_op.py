@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from spheret.connections import build_connection, canonical_name
 from spheret.connections.base import Connection
-from spheret.experiments.bench import FORMAT, OnSample, _collect_between_rounds, _percentiles
+from spheret.experiments.bench import FORMAT, OnSample, collect_between_rounds
+from spheret.experiments.bench_results import timing
 from spheret.training.device import resolve_device
 from spheret.training.environment import machine, versions
 
@@ -92,7 +93,7 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
     h, f = h.requires_grad_(), f.requires_grad_()
     variants = _variants(config, device)
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    with _collect_between_rounds() as collect:
+    with collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             collect()
             for name, (function, learned) in variants.items():
@@ -109,7 +110,10 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
         "settings": asdict(config) | {"schemes": list(config.schemes), "device": device.type},
         "environment": {"versions": versions(), "machine": machine(device)},
         "baseline": config.schemes[0],
-        "variants": [_summary(name, taken, baseline, config) for name, taken in seconds.items()],
+        "variants": [
+            timing(name, taken, baseline, tokens=config.rows, parameters=sum(p.numel() for p in variants[name][1]))
+            for name, taken in seconds.items()
+        ],
     }
 
 
@@ -140,23 +144,3 @@ def _timed(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
-
-
-def _summary(name: str, seconds: list[float], baseline: list[float], config: OpBench) -> dict[str, Any]:
-    ratios = [own / base for own, base in zip(seconds, baseline, strict=True)]
-    p10, median, p90 = _percentiles(seconds)
-    ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
-    return {
-        "variant": name,
-        "parameters": 0,
-        "median_s": median,
-        "p10_s": p10,
-        "p90_s": p90,
-        "tokens_per_s": config.rows / median,
-        "ratio": ratio,
-        "ratio_p10": ratio_p10,
-        "ratio_p90": ratio_p90,
-        "peak_bytes": None,
-        "seconds": seconds,
-        "ratios": ratios,
-    }

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 TABLE_HEADER = ("variant", "parameters", "ms/step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
+
+
+def timing(
+    name: str,
+    seconds: Sequence[float],
+    baseline: Sequence[float],
+    *,
+    tokens: int,
+    parameters: int,
+    peak_bytes: int | None = None,
+) -> dict[str, Any]:
+    """What a benchmark records of one variant: its seconds and their ratios to the baseline's of the same round, each
+    with median, p10 and p90, and the tokens per second at the median."""
+    ratios = [own / base for own, base in zip(seconds, baseline, strict=True)]
+    p10, median, p90 = _percentiles(seconds)
+    ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
+    return {
+        "variant": name,
+        "parameters": parameters,
+        "median_s": median,
+        "p10_s": p10,
+        "p90_s": p90,
+        "tokens_per_s": tokens / median,
+        "ratio": ratio,
+        "ratio_p10": ratio_p10,
+        "ratio_p90": ratio_p90,
+        "peak_bytes": peak_bytes,
+        "seconds": list(seconds),
+        "ratios": ratios,
+    }
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    p10, median, p90 = np.percentile(values, (10, 50, 90))
+    return float(p10), float(median), float(p90)
 
 
 def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
