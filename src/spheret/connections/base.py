@@ -78,6 +78,15 @@ class Connection(nn.Module, ABC):
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
         return self.combine(h, f)
 
+    def fork(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """``combine`` for its two readers: the residual stream, and the ``branch_input`` of the next sublayer.
+
+        The same numbers. A fused connection makes two tensors of them, the second in the dtype in which sublayers
+        compute, so that the two gradients arrive apart and are added in the pass over the rows that it makes anyway.
+        """
+        stream = self.combine(h, f)
+        return stream, stream
+
     def reset_parameters(self) -> None:
         """Set every parameter and buffer of this connection, submodules included, to its initial value."""
 

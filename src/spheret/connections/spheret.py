@@ -21,13 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
 from spheret.connections.stream import SphereStream, onto_sphere
 from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
-from spheret.kernels import retract
+from spheret.kernels import retract, retract_for_two
 
 Decay = Literal["inv-sqrt", "inv", "none"]
 LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
@@ -110,13 +111,31 @@ class SpheretNorm(Connection):
         module = self.exponent if self.exponent is not None else self._shared[0]
         return self.p if module is None else module()
 
+    def current_radius(self) -> Tensor | None:
+        """The radius to re-project onto, of shape (1,), or None where the norm of ``h`` is kept."""
+        return None if self._shared[1] is None else self._shared[1]()
+
+    def update(self, f: Tensor) -> Tensor:
+        """The sublayer's output as it enters the retraction."""
+        if self.update_norm == "none":
+            return f
+        return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
+
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        if self.update_norm == "rms":
-            f = nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
-        radius = None if self._shared[1] is None else self._shared[1]()
+        map_ = retract if self.project else add_and_project
+        return map_(h, self.update(f), alpha=self.step(), p=self.current_p(), radius=self.current_radius())
+
+    def fork(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         if not self.project:
-            return add_and_project(h, f, self.step(), self.current_p(), radius)
-        return retract(h, f, alpha=self.step(), p=self.current_p(), radius=radius)
+            return super().fork(h, f)
+        return retract_for_two(
+            h,
+            self.update(f),
+            alpha=self.step(),
+            p=self.current_p(),
+            radius=self.current_radius(),
+            read_dtype=sublayer_dtype(h),
+        )
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}, project={self.project}, update_norm={self.update_norm}"
@@ -136,13 +155,19 @@ class CaySpheretNorm(SpheretNorm):
         super().__init__(2.0, layer=layer, **options)  # type: ignore[arg-type]
 
 
-def add_and_project(h: Tensor, f: Tensor, step: Tensor, p: float | Tensor, radius: Tensor | None) -> Tensor:
-    """``r normalise(C h + S step f)`` with the whole of ``f``, radial part included; at p = 1 this is ``r normalise(h
-    + step f)``."""
+def sublayer_dtype(h: Tensor) -> torch.dtype:
+    """The dtype to which the linear layers of a sublayer would cast ``h``."""
+    device = h.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else h.dtype
+
+
+def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, radius: Tensor | None) -> Tensor:
+    """``r normalise(C h + S alpha f)`` with the whole of ``f``, radial part included; at p = 1 this is ``r normalise(h
+    + alpha f)``."""
     dtype = compute_dtype(h, f)
     x, y = h.to(dtype), f.to(dtype)
-    cos, sinc = cos_and_sinc(rows(x, y, step).beta, p)
-    moved = cos * x + sinc * step * y
+    cos, sinc = cos_and_sinc(rows(x, y, alpha).beta, p)
+    moved = cos * x + sinc * alpha * y
     return onto_sphere(moved, norm(x) if radius is None else radius).to(h.dtype)
 
 

@@ -78,8 +78,8 @@ class Junction(nn.Module):
         self.connection = connection
 
     def forward(self, h: Tensor, f: Tensor) -> Pair:
-        stream = self.connection(h, f)
-        return stream, self.connection.branch_input(stream)
+        stream, read = self.connection.fork(h, f)
+        return stream, self.connection.branch_input(read)
 
 
 def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Pure functions on tensors: the sphere, the angle, the retraction."""
 
 from spheret.geometry.angles import Angle, Exponent, angle, angle_exponent_slope, angle_slope, cos_and_sinc
-from spheret.geometry.retraction import retract_rows, retract_vjp
+from spheret.geometry.retraction import Gradients, retract_rows, retract_vjp
 from spheret.geometry.sphere import compute_dtype, norm, row_scale, rows
 
 __all__ = [
     "Angle",
     "Exponent",
+    "Gradients",
     "angle",
     "angle_exponent_slope",
     "angle_slope",

@@ -1,6 +1,6 @@
 """The retraction as an operator: compiled CPU loops, a hand-written backward over the reference formulas, and the
 dispatch."""
 
-from spheret.kernels.dispatch import Backend, retract, which_backend
+from spheret.kernels.dispatch import Backend, retract, retract_for_two, which_backend
 
-__all__ = ["Backend", "retract", "which_backend"]
+__all__ = ["Backend", "retract", "retract_for_two", "which_backend"]

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spheret.geometry import Angle, Exponent, compute_dtype, retract_rows
-from spheret.kernels import operator
+from spheret.kernels import cpu
 from spheret.kernels.autograd import Retraction
+from spheret.kernels.fused import FusedRetraction
 
 BACKENDS = ("auto", "numba", "autograd")
 FORCED = os.environ.get("SPHERET_BACKEND", "auto")
@@ -62,17 +64,46 @@ def retract(
         TypeError: inputs that are not floating point.
         RuntimeError: a backend that was forced and cannot run here.
     """
+    out, _ = _retract(h, f, alpha, p, angle, radius, read_dtype=None)
+    return out
+
+
+def retract_for_two(
+    h: Tensor,
+    f: Tensor,
+    *,
+    alpha: Tensor | float = 1.0,
+    p: Exponent = 1.0,
+    radius: Tensor | float | None = None,
+    read_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`retract` with one output for each reader: the next hidden state, and the same in ``read_dtype`` (default:
+    that of ``h``) for the next sublayer. The compiled paths add the two gradients in their own pass over the rows."""
+    out, read = _retract(h, f, alpha, p, None, radius, read_dtype=read_dtype or h.dtype)
+    return out, out if read is None else read
+
+
+def _retract(
+    h: Tensor,
+    f: Tensor,
+    alpha: Tensor | float,
+    p: Exponent,
+    angle: Angle | None,
+    radius: Tensor | float | None,
+    read_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
     _check(h, f, alpha, p, radius)
     p = p if isinstance(p, Tensor) else float(p)
     backend = which_backend(h, f, alpha=alpha, p=p, angle=angle, radius=radius).name
     if backend == "numba":
-        step, exponent, r = _split(alpha, 1.0), _split(p, 1.0), _split(radius, math.nan)
-        return operator.retract_rows(h, f, *step, *exponent, *r)[0]
+        result: Any = FusedRetraction.apply(h, f, alpha, p, radius, read_dtype)
+        return (result, None) if read_dtype is None else result
     if backend == "reference":
         dtype = compute_dtype(h, f)
-        return retract_rows(h.to(dtype), f.to(dtype), alpha, p, radius, angle).to(h.dtype)
-    out: Tensor = Retraction.apply(h, f, alpha, p, radius)
-    return out
+        out = retract_rows(h.to(dtype), f.to(dtype), alpha, p, radius, angle).to(h.dtype)
+    else:
+        out = Retraction.apply(h, f, alpha, p, radius)
+    return out, None if read_dtype in (None, h.dtype) else out.to(read_dtype)
 
 
 def which_backend(
@@ -100,25 +131,20 @@ def which_backend(
     obstacle = _obstacle_to_loops(h, f, (alpha, p, radius))
     if obstacle and FORCED == "numba":
         raise RuntimeError(f"SPHERET_BACKEND=numba cannot run here: {obstacle}")
-    return Backend("autograd", obstacle) if obstacle else Backend("numba", "float32 rows on the CPU")
+    return Backend("autograd", obstacle) if obstacle else Backend("numba", "rows of at most 32 bits on the CPU")
 
 
 def _obstacle_to_loops(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
     """Why the compiled CPU loops cannot serve these arguments, or the empty string."""
     if h.device.type != "cpu" or f.device.type != "cpu":
         return f"tensors lie on {h.device.type}"
-    if h.dtype != torch.float32 or f.dtype != torch.float32:
-        return f"dtypes {h.dtype} and {f.dtype} are not both float32"
+    if torch.float64 in (h.dtype, f.dtype):
+        return "float64 rows: the loops compute in float32"
+    if any(is_traceable_wrapper_subclass(t) for t in (h, f)):
+        return f"{type(h).__name__} and {type(f).__name__} are not plain tensors"
     if any(isinstance(v, Tensor) and (v.numel() != 1 or v.device.type != "cpu") for v in scalars):
         return "step, p or radius differ from row to row"
-    return operator.unavailable()
-
-
-def _split(value: Any, default: float) -> tuple[Tensor | None, float]:
-    """A scalar as the operator takes it: tensor and float, one of them idle."""
-    if isinstance(value, Tensor):
-        return value, default
-    return None, default if value is None else float(value)
+    return cpu.unavailable()
 
 
 def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Tensor | float | None) -> None:

@@ -74,10 +74,12 @@ class Block(nn.Module):
         """Name, branch and connection of each sublayer, in order."""
         return ("attn", self.attn, self.attn_connection), ("mlp", self.mlp, self.mlp_connection)
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream (B, T, d), and the same numbers for the first sublayer to read; see
+        :meth:`Connection.fork`."""
         for _, branch, connection in self.sublayers():
-            h = connection(h, branch(connection.branch_input(h)))
-        return h
+            h, read = connection.fork(h, branch(connection.branch_input(read)))
+        return h, read
 
 
 class GPT(nn.Module):
@@ -116,9 +118,9 @@ class GPT(nn.Module):
         Raises:
             ValueError: T is longer than the model's context.
         """
-        h = self.embed(idx)
+        h = read = self.embed(idx)
         for block in self.blocks:
-            h = block(h)
+            h, read = block(h, read)
         logits = F.linear(self.stream.exit(h), self.wte.weight)
         if targets is None:
             return logits, None

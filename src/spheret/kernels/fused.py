@@ -1,0 +1,103 @@
+"""The compiled retraction as one autograd node, with one output or with one for each of its two readers.
+
+The next hidden state is read twice: by the next connection and by the next sublayer. As two outputs (the same numbers,
+the second in the dtype in which the sublayer computes) their gradients arrive apart and are added in the backward pass
+over the rows, which costs one more read instead of a pass of its own.
+
+Saved are ``h``, ``f``, which the neighbouring layers keep anyway, and six numbers of each row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.geometry import Gradients, compute_dtype, retract_vjp
+from spheret.kernels import cpu
+from spheret.kernels.operator import Scalar, retract_rows, retract_rows_backward, split_all
+
+
+class FusedRetraction(torch.autograd.Function):
+    """``apply(h, f, step, p, radius, read_dtype)`` -> h', or (h', h' in ``read_dtype``) unless that is None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar, read_dtype: torch.dtype | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if _as_operator():
+            out, stats = retract_rows(h, f, *split_all(step, p, radius))
+        else:
+            out, stats = cpu.forward(h, f, step, p, radius)
+        scalars = (step, p, radius)
+        ctx.save_for_backward(h, f, stats, *(v for v in scalars if isinstance(v, Tensor)))
+        ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in scalars)
+        ctx.set_materialize_grads(False)
+        if read_dtype is None:
+            return out
+        return out, out.view_as(out) if read_dtype == out.dtype else out.to(read_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        h, f, stats, *saved = ctx.saved_tensors
+        scalars = tuple(saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
+        present = [g for g in incoming if g is not None]
+        if not present:
+            return (None,) * 6
+        g, g2 = present[0], present[1] if len(present) > 1 else None
+        dh: Tensor
+        df: Tensor
+        sums: Any
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Somebody differentiates again: the compiled loops have no second derivative, the formulas have.
+            dh, df, *sums = _by_formula(g, g2, h, f, *scalars)
+        elif _as_operator():
+            dh, df, sums = retract_rows_backward(g, g2, h, f, stats, *split_all(*scalars))
+        else:
+            dh, df, sums = cpu.backward(g, g2, h, f, stats, *scalars)
+        wanted = ctx.needs_input_grad[2:5]
+        return dh, df, *(_shaped(sums[i], scalars[i]) if wanted[i] else None for i in range(3)), None
+
+
+def _as_operator() -> bool:
+    """Whether somebody looks at operators: a compiler, or a mode such as that of selective checkpointing. Otherwise
+    the loops are called directly, which spares a small model the way through the dispatcher."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _by_formula(
+    g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar
+) -> Gradients:
+    dtype = compute_dtype(h, f)
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) else value
+
+    total = cast(g) if g2 is None else cast(g) + cast(g2)
+    grads = retract_vjp(
+        total, cast(h), cast(f), cast(step), cast(p), cast(radius), need_p=isinstance(p, Tensor) and p.requires_grad
+    )
+    return grads._replace(h=grads.h.to(h.dtype), f=grads.f.to(f.dtype))
+
+
+def _shaped(grad: Tensor | None, like: Any) -> Tensor | None:
+    return None if grad is None else grad.sum().to(like.dtype).reshape(like.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    h, f, step, step_value, p, p_value, radius, radius_value = inputs
+    ctx.save_for_backward(h, f, output[1], step, p, radius)
+    ctx.values = step_value, p_value, radius_value
+    ctx.mark_non_differentiable(output[1])
+
+
+def _operator_backward(ctx: Any, g: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    h, f, stats, *tensors = ctx.saved_tensors
+    pairs = [part for pair in zip(tensors, ctx.values, strict=True) for part in pair]
+    dh, df, sums = retract_rows_backward(g, None, h, f, stats, *pairs)
+    ds, dp, dr = (None if like is None else _shaped(sums[i], like) for i, like in enumerate(tensors))
+    return dh, df, ds, None, dp, None, dr, None
+
+
+retract_rows.register_autograd(_operator_backward, setup_context=_setup_context)
