@@ -61,7 +61,8 @@ def backward(
     incoming = (_plain(g), None if g2 is None else _plain(g2))
     turns = torch.empty(_rows(h), dtype=torch.float64)
     tensors = (*incoming, _plain(h), _plain(f), stats, dh, df, sums, turns)
-    _call("backward", h.shape, (step, p, radius), tensors)
+    learned = p if isinstance(p, Tensor) else None  # the gradient of p costs an arctangent of each row
+    _call("backward", h.shape, (step, learned, radius), tensors)
     return dh.to(h.dtype), df.to(f.dtype), sums.sum(0)
 
 
