@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
-from spheret.connections.stream import SphereStream, onto_sphere
+from spheret.connections.stream import SphereStream
 from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
-from spheret.kernels import retract, retract_for_two
+from spheret.kernels import retract, retract_for_two, scale_norm
 
 Decay = Literal["inv-sqrt", "inv", "none"]
 LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
@@ -168,7 +168,7 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, alpha).beta, p)
     moved = cos * x + sinc * alpha * y
-    return onto_sphere(moved, norm(x) if radius is None else radius).to(h.dtype)
+    return scale_norm(moved, norm(x) if radius is None else radius).to(h.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from spheret.kernels import team
 
 PARALLEL_FROM = 1 << 14  # elements: below, waking a second thread costs more than it saves
-STATS = 6  # float64 numbers kept of each row
+KEPT = 2  # float32 numbers of each row
 Scalar = Tensor | float | None
 
 _INSTALLED = importlib.util.find_spec("numba") is not None
@@ -44,26 +44,53 @@ def _entries() -> ModuleType:
 
 
 def forward(h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar) -> tuple[Tensor, Tensor]:
-    """The retraction (..., d) in the dtype of ``h``, and row statistics (rows, 6), float64."""
-    out = torch.empty(h.shape, dtype=torch.float32)
-    stats = torch.empty((STATS, _rows(h)), dtype=torch.float64)
-    _call("forward", h.shape, (step, p, radius), (_plain(h), _plain(f), out, stats))
-    return out.to(h.dtype), stats
+    """The retraction (..., d) in the dtype of ``h``, and the radial coefficient of each row in two parts, (2, rows)
+    float32, which the backward wants back."""
+    out, kept = torch.empty(h.shape, dtype=torch.float32), torch.empty((KEPT, _rows(h)), dtype=torch.float32)
+    _call("forward", h.shape, (step, p, radius), (_plain(h), _plain(f), out, kept))
+    return out.to(h.dtype), kept
 
 
 def backward(
-    g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, stats: Tensor, step: Scalar, p: Scalar, radius: Scalar
+    g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, kept: Tensor, step: Scalar, p: Scalar, radius: Scalar
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``h`` and ``f`` in their dtypes for the sum of ``g`` and ``g2``; those of step, p and radius, (3,)
-    float64."""
-    dh, df = (torch.empty(h.shape, dtype=torch.float32) for _ in range(2))
-    sums = torch.empty((-(-_rows(h) // _entries().BLOCK), 3), dtype=torch.float64)
+    float64, that of p if it is a tensor."""
+    dh, df, sums = _gradients(h)
     incoming = (_plain(g), None if g2 is None else _plain(g2))
-    turns = torch.empty(_rows(h), dtype=torch.float64)
-    tensors = (*incoming, _plain(h), _plain(f), stats, dh, df, sums, turns)
-    learned = p if isinstance(p, Tensor) else None  # the gradient of p costs an arctangent of each row
-    _call("backward", h.shape, (step, learned, radius), tensors)
+    _call("backward", h.shape, (step, p, radius), (*incoming, _plain(h), _plain(f), kept, dh, df, sums))
     return dh.to(h.dtype), df.to(f.dtype), sums.sum(0)
+
+
+def measure(h: Tensor, f: Tensor) -> Tensor:
+    """Statistics of each row for an angle function that is evaluated elsewhere, (6, rows) float64: |h|^2,
+    c = <h,f>/|h|^2, |f - c h|^2, and room for cos(theta), sin(theta)/beta and d theta/d beta."""
+    rows = torch.empty((6, _rows(h)), dtype=torch.float64)
+    _call("measure", h.shape, (None, None, None), (_plain(h), _plain(f), rows))
+    return rows
+
+
+def combine(h: Tensor, f: Tensor, rows: Tensor, step: Scalar, radius: Scalar) -> tuple[Tensor, Tensor]:
+    """:func:`forward` for statistics of :func:`measure` with the angles filled in."""
+    out, kept = torch.empty(h.shape, dtype=torch.float32), torch.empty((KEPT, _rows(h)), dtype=torch.float32)
+    _call("combine", h.shape, (step, None, radius), (_plain(h), _plain(f), rows, out, kept))
+    return out.to(h.dtype), kept
+
+
+def backward_with_angle(
+    g: Tensor, h: Tensor, f: Tensor, kept: Tensor, angle: Tensor, step: Scalar, radius: Scalar
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`backward` for the last three rows of the statistics, (3, rows); also d loss / d theta of each row."""
+    dh, df, sums = _gradients(h)
+    turns = torch.empty(_rows(h), dtype=torch.float64)
+    tensors = (_plain(g), _plain(h), _plain(f), kept, angle.contiguous(), dh, df, sums, turns)
+    _call("backward_with_angle", h.shape, (step, None, radius), tensors)
+    return dh.to(h.dtype), df.to(f.dtype), sums.sum(0), turns
+
+
+def _gradients(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dh, df = (torch.empty(h.shape, dtype=torch.float32) for _ in range(2))
+    return dh, df, torch.empty((-(-_rows(h) // _entries().BLOCK), 3), dtype=torch.float64)
 
 
 def _rows(t: Tensor) -> int:
@@ -80,7 +107,7 @@ def _value(scalar: Scalar, default: float = math.nan) -> float:
 
 def _call(name: str, shape: torch.Size, scalars: tuple[Scalar, ...], tensors: tuple[Tensor | None, ...]) -> None:
     size, d = shape.numel(), shape[-1]
-    values = (ctypes.c_double * 3)(*map(_value, scalars))
+    values = (ctypes.c_double * 4)(*map(_value, scalars), isinstance(scalars[1], Tensor))
     addresses = (0 if t is None else t.data_ptr() for t in tensors)
     arguments = (ctypes.c_int64 * (4 + len(tensors)))(0, size // d, d, ctypes.addressof(values), *addresses)
     threads = torch.get_num_threads() if size >= PARALLEL_FROM else 1

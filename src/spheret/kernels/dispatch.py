@@ -124,7 +124,7 @@ def which_backend(
         raise RuntimeError(f"SPHERET_BACKEND={FORCED!r}: choose one of {', '.join(BACKENDS)}")
     if angle is not None:
         return Backend("reference", "a custom angle function is differentiated by autograd")
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if in_function_transform():
         return Backend("reference", "inside a torch.func transform")
     if FORCED == "autograd":
         return Backend("autograd", "forced by SPHERET_BACKEND")
@@ -132,6 +132,11 @@ def which_backend(
     if obstacle and FORCED == "numba":
         raise RuntimeError(f"SPHERET_BACKEND=numba cannot run here: {obstacle}")
     return Backend("autograd", obstacle) if obstacle else Backend("numba", "rows of at most 32 bits on the CPU")
+
+
+def in_function_transform() -> bool:
+    """Whether ``torch.func`` looks on: ``vmap`` and ``jvp`` want operations that they know."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _obstacle_to_loops(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:

@@ -1,9 +1,9 @@
 """C functions over the loops: ``void entry(int64_t *arguments)``, which any number of threads call at once with the
 same arguments.
 
-``arguments``: the next block of rows to be taken, n, d, the address of (step, p, radius) as doubles, then the addresses
-of the arrays in the order in which an entry unpacks them, 0 for one that is absent. A thread takes blocks until none
-is left.
+``arguments``: the next block of rows to be taken, n, d, the address of (step, p, radius, whether p has a gradient) as
+doubles, then the addresses of the arrays in the order in which an entry unpacks them, 0 for one that is absent. A
+thread takes blocks until none is left.
 """
 
 # mypy: ignore-errors
@@ -19,9 +19,10 @@ from numba import carray, cfunc, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from spheret.kernels import loop_angles, loops
+from spheret.kernels import loop_angles, loop_backward, loop_forward
 from spheret.kernels.loop_angles import COMMON
-from spheret.kernels.loops import BLOCK, backward, combine, forward, measure
+from spheret.kernels.loop_backward import BLOCK, backward
+from spheret.kernels.loop_forward import combine, forward, measure
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 CACHED = {**COMMON, "cache": True}
@@ -54,8 +55,8 @@ def _array(address, rows, columns, dtype):
 
 @numba.njit(inline="always", **COMMON)
 def _scalars(a):
-    values = carray(_pointer(a[3]), (3,), F64)
-    return values[0], values[1], values[2]
+    values = carray(_pointer(a[3]), (4,), F64)
+    return values[0], values[1], values[2], values[3] != 0
 
 
 def _forward(sources):
@@ -64,12 +65,16 @@ def _forward(sources):
         _ = sources  # in the key of the cache
         a = carray(counter, (8,))
         n, d = a[1], a[2]
-        step, p, radius = _scalars(a)
-        h, f, out = _array(a[4], n, d, F32), _array(a[5], n, d, F32), _array(a[6], n, d, F32)
-        stats = _array(a[7], 6, n, F64)
+        h, f, out, kept = (
+            _array(a[4], n, d, F32),
+            _array(a[5], n, d, F32),
+            _array(a[6], n, d, F32),
+            _array(a[7], 2, n, F32),
+        )
+        step, p, radius, _ = _scalars(a)
         first = _take(counter) * BLOCK
         while first < n:
-            forward(h, f, step, p, radius, out, stats, first, min(n, first + BLOCK))
+            forward(h, f, step, p, radius, out, kept, first, min(n, first + BLOCK))
             first = _take(counter) * BLOCK
 
     return run_forward
@@ -78,13 +83,14 @@ def _forward(sources):
 def _measure(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_measure(counter):
-        _ = sources  # in the key of the cache
+        _ = sources
         a = carray(counter, (7,))
         n, d = a[1], a[2]
-        h, f, stats = _array(a[4], n, d, F32), _array(a[5], n, d, F32), _array(a[6], 6, n, F64)
+        h, f, rows = _array(a[4], n, d, F32), _array(a[5], n, d, F32), _array(a[6], 6, n, F64)
         first = _take(counter) * BLOCK
         while first < n:
-            measure(h, f, stats, first, min(n, first + BLOCK))
+            last = min(n, first + BLOCK)
+            measure(h, f, rows[:, first:last], first, last)
             first = _take(counter) * BLOCK
 
     return run_measure
@@ -93,15 +99,16 @@ def _measure(sources):
 def _combine(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_combine(counter):
-        _ = sources  # in the key of the cache
-        a = carray(counter, (8,))
+        _ = sources
+        a = carray(counter, (9,))
         n, d = a[1], a[2]
-        step, _, radius = _scalars(a)
-        h, f, out = _array(a[4], n, d, F32), _array(a[5], n, d, F32), _array(a[6], n, d, F32)
-        stats = _array(a[7], 6, n, F64)
+        h, f, rows = _array(a[4], n, d, F32), _array(a[5], n, d, F32), _array(a[6], 6, n, F64)
+        out, kept = _array(a[7], n, d, F32), _array(a[8], 2, n, F32)
+        step, _, radius, _ = _scalars(a)
         first = _take(counter) * BLOCK
         while first < n:
-            combine(h, f, step, radius, out, stats, first, min(n, first + BLOCK))
+            last = min(n, first + BLOCK)
+            combine(h, f, step, radius, rows[:, first:last], out, kept, first, last)
             first = _take(counter) * BLOCK
 
     return run_combine
@@ -110,28 +117,56 @@ def _combine(sources):
 def _backward(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_backward(counter):
-        _ = sources  # in the key of the cache
-        a = carray(counter, (13,))
+        _ = sources
+        a = carray(counter, (12,))
         n, d = a[1], a[2]
-        step, p, radius = _scalars(a)
-        g, g2 = _array(a[4], n, d, F32), _array(a[5], n, d, F32)
-        h, f, stats = _array(a[6], n, d, F32), _array(a[7], n, d, F32), _array(a[8], 6, n, F64)
-        dh, df = _array(a[9], n, d, F32), _array(a[10], n, d, F32)
+        g, g2, h, f = _array(a[4], n, d, F32), _array(a[5], n, d, F32), _array(a[6], n, d, F32), _array(a[7], n, d, F32)
+        kept, dh, df = _array(a[8], 2, n, F32), _array(a[9], n, d, F32), _array(a[10], n, d, F32)
         sums = _array(a[11], (n + BLOCK - 1) // BLOCK, 3, F64)
-        turns = carray(_pointer(a[12]), (n,), F64)
+        step, p, radius, learns_p = _scalars(a)
         first = _take(counter) * BLOCK
         while first < n:
             last = min(n, first + BLOCK)
             if a[5] != 0:
-                backward(g, g2, h, f, stats, step, p, radius, dh, df, sums, turns, first, last)
+                backward(g, g2, h, f, kept, None, step, p, radius, learns_p, dh, df, sums, None, first, last)
             else:
-                backward(g, None, h, f, stats, step, p, radius, dh, df, sums, turns, first, last)
+                backward(g, None, h, f, kept, None, step, p, radius, learns_p, dh, df, sums, None, first, last)
             first = _take(counter) * BLOCK
 
     return run_backward
 
 
-_BUILDERS = {"forward": _forward, "measure": _measure, "combine": _combine, "backward": _backward}
+def _backward_with_angle(sources):
+    @cfunc(SIGNATURE, **CACHED)
+    def run_backward_with_angle(counter):
+        _ = sources
+        a = carray(counter, (13,))
+        n, d = a[1], a[2]
+        g, h, f, kept = (
+            _array(a[4], n, d, F32),
+            _array(a[5], n, d, F32),
+            _array(a[6], n, d, F32),
+            _array(a[7], 2, n, F32),
+        )
+        angle, dh, df = _array(a[8], 3, n, F64), _array(a[9], n, d, F32), _array(a[10], n, d, F32)
+        sums, turns = _array(a[11], (n + BLOCK - 1) // BLOCK, 3, F64), carray(_pointer(a[12]), (n,), F64)
+        step, p, radius, _ = _scalars(a)
+        first = _take(counter) * BLOCK
+        while first < n:
+            last = min(n, first + BLOCK)
+            backward(g, None, h, f, kept, angle, step, p, radius, False, dh, df, sums, turns, first, last)
+            first = _take(counter) * BLOCK
+
+    return run_backward_with_angle
+
+
+_BUILDERS = {
+    "forward": _forward,
+    "measure": _measure,
+    "combine": _combine,
+    "backward": _backward,
+    "backward_with_angle": _backward_with_angle,
+}
 
 
 @functools.cache
@@ -144,5 +179,5 @@ def entry(name):
 def _sources():
     """Digest of the loops' text. Numba keeps compiled code on disk by the file of the function alone and would not see
     that a function which it calls has changed; a closure variable is part of its key."""
-    texts = (Path(module.__file__).read_bytes() for module in (loop_angles, loops))
+    texts = (Path(module.__file__).read_bytes() for module in (loop_angles, loop_forward, loop_backward))
     return hashlib.sha256(b"".join(texts)).hexdigest()

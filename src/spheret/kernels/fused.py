@@ -4,7 +4,7 @@ The next hidden state is read twice: by the next connection and by the next subl
 the second in the dtype in which the sublayer computes) their gradients arrive apart and are added in the backward pass
 over the rows, which costs one more read instead of a pass of its own.
 
-Saved are ``h``, ``f``, which the neighbouring layers keep anyway, and six numbers of each row.
+Saved are ``h``, ``f``, which the neighbouring layers keep anyway, and two float32 numbers of each row.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class FusedRetraction(torch.autograd.Function):
         ctx: Any, h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar, read_dtype: torch.dtype | None
     ) -> Tensor | tuple[Tensor, Tensor]:
         if _as_operator():
-            out, stats = retract_rows(h, f, *split_all(step, p, radius))
+            out, kept = retract_rows(h, f, *split_all(step, p, radius))
         else:
-            out, stats = cpu.forward(h, f, step, p, radius)
+            out, kept = cpu.forward(h, f, step, p, radius)
         scalars = (step, p, radius)
-        ctx.save_for_backward(h, f, stats, *(v for v in scalars if isinstance(v, Tensor)))
+        ctx.save_for_backward(h, f, kept, *(v for v in scalars if isinstance(v, Tensor)))
         ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in scalars)
         ctx.set_materialize_grads(False)
         if read_dtype is None:
@@ -40,7 +40,7 @@ class FusedRetraction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        h, f, stats, *saved = ctx.saved_tensors
+        h, f, kept, *saved = ctx.saved_tensors
         scalars = tuple(saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
         present = [g for g in incoming if g is not None]
         if not present:
@@ -53,9 +53,9 @@ class FusedRetraction(torch.autograd.Function):
             # Somebody differentiates again: the compiled loops have no second derivative, the formulas have.
             dh, df, *sums = _by_formula(g, g2, h, f, *scalars)
         elif _as_operator():
-            dh, df, sums = retract_rows_backward(g, g2, h, f, stats, *split_all(*scalars))
+            dh, df, sums = retract_rows_backward(g, g2, h, f, kept, *split_all(*scalars))
         else:
-            dh, df, sums = cpu.backward(g, g2, h, f, stats, *scalars)
+            dh, df, sums = cpu.backward(g, g2, h, f, kept, *scalars)
         wanted = ctx.needs_input_grad[2:5]
         return dh, df, *(_shaped(sums[i], scalars[i]) if wanted[i] else None for i in range(3)), None
 
@@ -93,9 +93,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _operator_backward(ctx: Any, g: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    h, f, stats, *tensors = ctx.saved_tensors
+    h, f, kept, *tensors = ctx.saved_tensors
     pairs = [part for pair in zip(tensors, ctx.values, strict=True) for part in pair]
-    dh, df, sums = retract_rows_backward(g, None, h, f, stats, *pairs)
+    dh, df, sums = retract_rows_backward(g, None, h, f, kept, *pairs)
     ds, dp, dr = (None if like is None else _shaped(sums[i], like) for i, like in enumerate(tensors))
     return dh, df, ds, None, dp, None, dr, None
 

@@ -1,4 +1,4 @@
-"""cos(theta), sin(theta)/beta and d theta/d beta of many rows at once, without branches or calls, so that they
+"""cos(theta), sin(theta)/beta and d theta/d beta of a group of rows at once, without branches or calls, so that they
 vectorise.
 
 At small widths the library's arctangent, sine and cosine would cost more than the rows themselves. The polynomials are
@@ -53,34 +53,32 @@ def cos_sin(theta):
 
 
 @numba.njit(**SUMS)
-def angles(stats, step, p, first, last):
-    """Rows 3 to 5 of ``stats`` (6, n) from |h|^2, c and |z|^2; p = inf is an ordinary value (u = 0)."""
-    # Slices of one row each: the compiler sees contiguous numbers and indices from 0, and vectorises.
-    h_square, z_square = stats[0][first:last], stats[2][first:last]
-    cosine, sinc, slope = stats[3][first:last], stats[4][first:last], stats[5][first:last]
+def angles(rows, step, p, count):
+    """The last three of ``rows`` (6, group), see ``loop_forward``, from the first three; p = inf is an ordinary value
+    (u = 0)."""
     large = 0
-    for i in range(last - first):
-        hh = h_square[i]
-        beta = abs(step) * math.sqrt(z_square[i] / (hh if hh > 0 else 1.0))
+    for i in range(count):
+        hh = rows[0, i]
+        beta = abs(step) * math.sqrt(rows[2, i] / (hh if hh > 0 else 1.0))
         u = beta / p
         theta = p * arctan(u) if u > 1e-9 else beta
         cos, sin = cos_sin(theta)
-        cosine[i] = cos
-        sinc[i] = sin / beta if beta > 1e-18 else 1.0
-        slope[i] = 1.0 / (1.0 + u * u)
+        rows[3, i] = cos
+        rows[4, i] = sin / beta if beta > 1e-18 else 1.0
+        rows[5, i] = 1.0 / (1.0 + u * u)
         large += not theta < LARGE_ANGLE
     if large:
-        _large_angles(stats, step, p, first, last)
+        _large_angles(rows, step, p, count)
 
 
 @numba.njit(**SUMS)
-def _large_angles(stats, step, p, first, last):
-    for i in range(first, last):
-        beta = abs(step) * math.sqrt(stats[2, i] / stats[0, i])
+def _large_angles(rows, step, p, count):
+    for i in range(count):
+        beta = abs(step) * math.sqrt(rows[2, i] / rows[0, i])
         u = beta / p
         theta = beta if u < 1e-9 else p * math.atan(u)
         if not theta < LARGE_ANGLE:
-            stats[3, i], stats[4, i] = math.cos(theta), math.sin(theta) / beta
+            rows[3, i], rows[4, i] = math.cos(theta), math.sin(theta) / beta
 
 
 @numba.njit(inline="always", **SUMS)

@@ -19,7 +19,7 @@ from spheret.kernels import cpu
 Scalar = Tensor | float | None
 
 
-@torch.library.custom_op("spheret::retract_rows", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("spheret::retract", mutates_args=(), device_types="cpu")
 def retract_rows(
     h: Tensor,
     f: Tensor,
@@ -30,17 +30,18 @@ def retract_rows(
     radius: Tensor | None,
     radius_value: float,
 ) -> tuple[Tensor, Tensor]:
-    """``h``, ``f`` (..., d) -> the retraction (..., d) in the dtype of ``h``, and row statistics (6, rows), float64."""
+    """``h``, ``f`` (..., d) -> the retraction (..., d) in the dtype of ``h``, and (2, rows) float32
+    for the backward."""
     return cpu.forward(h, f, *_either((step, p, radius), (step_value, p_value, radius_value)))
 
 
-@torch.library.custom_op("spheret::retract_rows_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("spheret::retract_backward", mutates_args=(), device_types="cpu")
 def retract_rows_backward(
     g: Tensor,
     g2: Tensor | None,
     h: Tensor,
     f: Tensor,
-    stats: Tensor,
+    kept: Tensor,
     step: Tensor | None,
     step_value: float,
     p: Tensor | None,
@@ -50,7 +51,7 @@ def retract_rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of h and f for the sum of ``g`` and ``g2``, and those of step, p and radius over all rows, (3,)
     float64."""
-    return cpu.backward(g, g2, h, f, stats, *_either((step, p, radius), (step_value, p_value, radius_value)))
+    return cpu.backward(g, g2, h, f, kept, *_either((step, p, radius), (step_value, p_value, radius_value)))
 
 
 def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tuple[Tensor | float, ...]:
@@ -60,7 +61,7 @@ def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tu
 @retract_rows.register_fake
 def _(h: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     rows = h.numel() // h.shape[-1]
-    return h.new_empty(h.shape), h.new_empty((cpu.STATS, rows), dtype=torch.float64)
+    return h.new_empty(h.shape), h.new_empty((cpu.KEPT, rows), dtype=torch.float32)
 
 
 @retract_rows_backward.register_fake

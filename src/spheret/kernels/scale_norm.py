@@ -1,0 +1,49 @@
+"""ScaleNorm, ``r x/|x|``, as one autograd node that keeps its result instead of its input: in a model of spheres the
+result is the residual stream, which the first block keeps anyway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.geometry import compute_dtype, norm
+from spheret.kernels.dispatch import in_function_transform
+
+
+def scale_norm(x: Tensor, radius: Tensor) -> Tensor:
+    """``radius x / |x|``, (..., d) row by row, in the compute dtype (arXiv 1910.05895); ``radius`` broadcasts to
+    (..., 1).
+
+    A row of zeros has no direction: it stays zero, its gradient finite.
+    """
+    if in_function_transform():
+        return radius * (x / _length(x))
+    y: Tensor
+    y, _ = _ScaleNorm.apply(x.to(compute_dtype(x)), radius)
+    return y
+
+
+def _length(x: Tensor) -> Tensor:
+    # The square root in the norm has no derivative at 0, so it never sees a row of zeros.
+    return norm(torch.where(x.any(dim=-1, keepdim=True), x, 1.0))
+
+
+class _ScaleNorm(torch.autograd.Function):
+    """``apply(x, radius)`` -> the scaled rows y and the lengths n of x. With both as outputs the backward is made of
+    differentiable quantities: y = r u, dx = r/n (g - <g,u> u) + dn u, dr = <g,u>."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        n = _length(x)
+        y = radius * (x / n)
+        ctx.save_for_backward(y, n, radius)
+        return y, n
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, dn: Tensor) -> tuple[Tensor, Tensor]:
+        y, n, radius = ctx.saved_tensors
+        u = y / torch.where(radius == 0, 1.0, radius)
+        along = (g * u).sum(-1, keepdim=True)
+        return radius / n * (g - along * u) + dn * u, along.sum_to_size(radius.shape).to(radius.dtype)

@@ -1,0 +1,49 @@
+"""ScaleNorm as one node: values, derivatives of both orders, and what it keeps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from spheret.kernels import scale_norm
+
+
+@pytest.mark.parametrize("radius_shape", [(1,), (3, 1)])
+def test_derivatives_of_both_orders(radius_shape: tuple[int, ...]) -> None:
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    radius = (2 + torch.rand(radius_shape, dtype=torch.float64)).requires_grad_()
+    assert gradcheck(scale_norm, (x, radius)) and gradgradcheck(scale_norm, (x, radius))
+
+
+def test_values_of_ordinary_extreme_and_empty_rows() -> None:
+    x = torch.tensor([[3.0, 4.0], [3e-30, 4e-30], [3e30, 4e30], [0.0, 0.0]], requires_grad=True)
+    out = scale_norm(x, torch.tensor([10.0]))
+    torch.testing.assert_close(out, torch.tensor([[6.0, 8.0]] * 3 + [[0.0, 0.0]]), rtol=1e-6, atol=0)
+    out.sum().backward()
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(x.grad[3], torch.full((2,), 10 / math.sqrt(2)))
+
+
+def test_a_vanished_radius_has_finite_gradients() -> None:
+    x, radius = torch.randn(3, 5, requires_grad=True), torch.zeros(1, requires_grad=True)
+    scale_norm(x, radius).sum().backward()
+    assert x.grad.isfinite().all() and radius.grad.isfinite().all()
+
+
+def test_the_result_is_kept_and_nothing_else_of_its_size() -> None:
+    x, kept = torch.randn(32, 256, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        out = scale_norm(x, torch.ones(1, requires_grad=True))
+    large = [t for t in kept if t.numel() > 32]
+    assert [t.data_ptr() for t in large] == [out.data_ptr()]
+
+
+def test_function_transforms() -> None:
+    x = torch.randn(3, 5)
+    radius = torch.tensor([2.0])
+    torch.testing.assert_close(torch.func.vmap(lambda x: scale_norm(x, radius))(x), scale_norm(x, radius))
+    _, tangent = torch.func.jvp(lambda x: scale_norm(x, radius), (x,), (x,))
+    torch.testing.assert_close(tangent, torch.zeros_like(x), rtol=0, atol=1e-6)
