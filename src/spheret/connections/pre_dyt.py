@@ -1,0 +1,156 @@
+r"""Pre-DyT: Pre-LN with a saturating function of every entry in place of the norm (arXiv 2503.10622).
+
+    h' = h + F(DyT(h)),   DyT(x) = gamma tanh(alpha x) (+ beta)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from spheret.connections.base import (
+    SUBLAYERS_PER_LAYER,
+    Connection,
+    InitRule,
+    ParameterRole,
+    Scheme,
+    Stream,
+)
+from spheret.connections.scalars import LearnedScalar
+
+# Largest width for which they hold -> where alpha starts in front of attention and of everything else. The authors'
+# LLaMA models: 7B (d = 4096), 13B, and 34B with 70B. The first two: from memory of the paper's table over widths.
+ALPHA_BY_WIDTH = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+
+
+def default_alpha(dim: int) -> tuple[float, float]:
+    """Where alpha starts in front of attention, and in front of the MLP and the head, in a model of width ``dim``."""
+    return next((pair for width, pair in ALPHA_BY_WIDTH.items() if dim <= width), ALPHA_BY_WIDTH[8192])
+
+
+class DyT(nn.Module):
+    """``gamma tanh(alpha x) + beta``, (..., d) -> (..., d) in the dtype of x; alpha a scalar, gamma and beta (d,)."""
+
+    def __init__(self, dim: int, alpha: float = 0.5, beta: bool = False) -> None:
+        super().__init__()
+        self.alpha = LearnedScalar(alpha)
+        self.gamma = nn.Parameter(torch.empty(dim))
+        self.beta = nn.Parameter(torch.empty(dim)) if beta else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.alpha.reset_parameters()
+        nn.init.ones_(self.gamma)
+        if self.beta is not None:
+            nn.init.zeros_(self.beta)
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"gamma": ParameterRole(decay=False), "beta": ParameterRole(decay=False)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        bent = self.gamma * torch.tanh(self.alpha() * x)  # float32, since alpha is
+        return (bent if self.beta is None else bent + self.beta).to(x.dtype)
+
+
+class PreDyT(Connection):
+    """Euclidean residual with a DyT in front of the sublayer."""
+
+    def __init__(self, dim: int, alpha: float = 0.5, beta: bool = False) -> None:
+        super().__init__()
+        self.dyt = DyT(dim, alpha, beta)
+
+    def reset_parameters(self) -> None:
+        self.dyt.reset_parameters()
+
+    def branch_input(self, h: Tensor) -> Tensor:
+        return self.dyt(h)
+
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        return h + f
+
+
+class ScaledEntry(Stream):
+    """A learned factor behind the embedding (or none), a DyT before the head."""
+
+    def __init__(self, dim: int, *, scale: float | None, alpha: float, beta: bool = False) -> None:
+        super().__init__()
+        self.scale = None if scale is None else LearnedScalar(scale)
+        self.dyt = DyT(dim, alpha, beta)
+
+    def reset_parameters(self) -> None:
+        self.dyt.reset_parameters()
+        if self.scale is not None:
+            self.scale.reset_parameters()
+
+    def enter(self, h: Tensor) -> Tensor:
+        return h if self.scale is None else (self.scale() * h).to(h.dtype)
+
+    def exit(self, h: Tensor) -> Tensor:
+        return self.dyt(h)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreDyTScheme(Scheme):
+    """Options of ``pre-dyt``.
+
+    Attributes:
+        attention_alpha: where alpha starts in front of attention; by default as the width wants it.
+        mlp_alpha: the same in front of the MLP.
+        final_alpha: the same in front of the head.
+        beta: a learned offset in every DyT.
+        embed_scale: sqrt-d multiplies the embedding by a learned scalar that starts at sqrt(d), none leaves it.
+        gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
+        embedding_gain: factor on the initial embeddings.
+        residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).
+    """
+
+    name: ClassVar[str] = "pre-dyt"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "default": {},
+        "paper": {
+            "attention_alpha": 0.5,
+            "mlp_alpha": 0.5,
+            "final_alpha": 0.5,
+            "beta": True,
+            "embed_scale": "none",
+        },
+    }
+    equation: ClassVar[str] = "h' = h + F(DyT(h)),   DyT(x) = gamma tanh(alpha x)"
+    placement: ClassVar[str] = "nothing is normalised; DyT before F and before the head, a scale behind the embedding"
+    cost: ClassVar[str] = "27 units, 8 in one kernel each way"
+    source: ClassVar[str] = "arXiv 2503.10622"
+
+    attention_alpha: float | None = None
+    mlp_alpha: float | None = None
+    final_alpha: float | None = None
+    beta: bool = False
+    embed_scale: Literal["sqrt-d", "none"] = "sqrt-d"
+    gain: float = 1.0
+    embedding_gain: float = 1.0
+    residual: float | None = None
+
+    def stream(self, dim: int, n_layers: int) -> Stream:
+        return ScaledEntry(
+            dim,
+            scale=math.sqrt(dim) if self.embed_scale == "sqrt-d" else None,
+            alpha=default_alpha(dim)[1] if self.final_alpha is None else self.final_alpha,
+            beta=self.beta,
+        )
+
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> Connection:
+        given = (self.attention_alpha, self.mlp_alpha)[sublayer]
+        return PreDyT(dim, default_alpha(dim)[sublayer] if given is None else given, self.beta)
+
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        return InitRule(
+            embedding_std=self.embedding_gain / math.sqrt(dim),
+            gain=self.gain,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+        )
