@@ -1,4 +1,4 @@
-r"""Keel: Post-LN whose skip path is multiplied by the number of sublayers, with a norm in front of F (arXiv 2601.19895).
+r"""Keel: Post-LN with a skip path as strong as the model is deep, and a norm before the sublayer (arXiv 2601.19895).
 
     h' = Norm(a h + F(Norm(h))),   a = 2L
 
@@ -9,12 +9,15 @@ own signal by about sqrt(1 + s^2/a^2), s the size of F; over all 2L of them that
 F is 1/a of the sum, less than a bfloat16 tells from nothing at a = 512: the sum and the outer norm are float32,
 whatever the stream is. The stream itself should be float32 too, as it is under autocast.
 
-Where each choice comes from: a = 2L and the equation: second hand (a summary and three ports agree). The first block:
-second hand (two of three ports; in the third the whole block is Pre-LN: ``first_block=pre-ln``). Final norm, gains
-that start at 1, last projections not scaled with depth: second hand (the ports). LayerNorm instead of the ports' RMSNorm is
-our choice, so that a comparison with Pre-LN varies the connection alone. eps: a guess (GPT-2's). The ports' initial
-weights are a flat N(0, 0.02^2), which cannot be written as gain/sqrt(fan_in); at their width, 1024, gain=0.64 gives
-it for all but the last projection of the MLP. That a is 2L and not its square root, as a note has it: ``alpha``.
+Where each choice comes from. a = 2L and the equation: second hand (a summary and three ports agree; a note has a =
+sqrt(2L), hence the option). The first block: second hand, two ports of three; in the third all of it is Pre-LN
+(``first_block=pre-ln``). Final norm, gains that start at 1, fixed a: second hand (the ports). eps: a guess (GPT-2's).
+
+Where we differ: LayerNorm instead of the ports' RMSNorm, so that a comparison with Pre-LN varies the connection alone,
+and initial weights that follow width and depth like Pre-LN's, which train better than last projections that do not
+fall with depth (2.59 against 2.77 nats at 12 layers, d = 64, learning rate 0.8/d). ``preset=paper`` is the ports'
+choice: RMSNorm, no scaling with depth, and the gains that make all weights the ports' N(0, 0.02^2) at their width of
+1024, the last projections of MLPs (0.01) excepted.
 """
 
 from __future__ import annotations
@@ -77,11 +80,14 @@ class KeelScheme(Scheme):
         eps: added to the variance in every norm.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
-        residual: further factor on the initial last projection of every sublayer.
+        residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).
     """
 
     name: ClassVar[str] = "keel"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": {"norm": "rmsnorm"}}
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "default": {},
+        "paper": {"norm": "rmsnorm", "gain": 0.64, "embedding_gain": 0.64, "residual": 1.0},
+    }
     equation: ClassVar[str] = "h' = Norm(2L h + F(Norm(h)));   first block: h + F(Norm(h)), then Norm(h + F(Norm(h)))"
     placement: ClassVar[str] = "norm before F and on the sum, before the head; the first attention is Pre-LN"
     cost: ClassVar[str] = "18 units, 10 in one kernel each way"
@@ -91,9 +97,9 @@ class KeelScheme(Scheme):
     alpha: float | None = None
     first_block: Literal["attention", "pre-ln"] = "attention"
     eps: float = EPS
-    gain: float = 1.0
+    gain: float = 0.57
     embedding_gain: float = 1.0
-    residual: float = 1.0
+    residual: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,7 +116,9 @@ class KeelScheme(Scheme):
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(
-            embedding_std=self.embedding_gain / math.sqrt(dim), gain=self.gain, residual_gain=self.residual
+            embedding_std=self.embedding_gain / math.sqrt(dim),
+            gain=self.gain,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
         )
 
     def _skip_factor(self, layer: int, n_layers: int, sublayer: int) -> float | None:

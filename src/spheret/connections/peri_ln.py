@@ -4,14 +4,15 @@ r"""Peri-LN: a norm in front of every sublayer and one behind it (arXiv 2502.027
 
 The residual path itself is not normalised; the embedding and the input of the head are. At the start every update has
 root mean square 1, whatever the scale of F, so that the variance of ``h`` grows linearly with depth: |h_n| =
-sqrt(1 + n) |h_0| after n sublayers. For the same reason the usual 1/sqrt(2L) on the last projection of a sublayer
-would have no effect on the output; it would only multiply that projection's gradient by sqrt(2L).
+sqrt(1 + n) |h_0| after n sublayers. The usual 1/sqrt(2L) on the last projection of a sublayer would leave the output
+as it is and multiply that projection's gradient by sqrt(2L); it is 1 here.
 
-Where each choice comes from: the equation, the two norms around F and "LayerNorm or RMSNorm": the paper's abstract and
-opening lines. Norms behind the embedding and before the head, gains that start at 1: second hand (notes on the paper);
-that the first is an option: from memory. eps: a guess (GPT-2's); it matters where F is about as small as sqrt(eps).
-Initial weights: the paper's flat N(0, 0.02^2) is from memory and cannot be written as gain/sqrt(fan_in); ``--init
-nanogpt`` is close to it (the factor on its last projections is undone by the norm). Ours do not depend on the width.
+Where each choice comes from. The equation, norms behind the embedding and before the head, gains that start at 1:
+second hand (notes on the paper); that the norm behind the embedding is an option: from memory. LayerNorm or RMSNorm:
+the paper. The growth with depth: second hand, and derived. eps: a guess (GPT-2's); it matters where F is as small as
+sqrt(eps). Initial weights: ours follow the width. The paper's, a flat N(0, 0.02^2) from memory, is no gain over
+sqrt(fan_in), so there is no preset for it; ``--init nanogpt`` is close, since the norm undoes its factor on the last
+projections.
 """
 
 from __future__ import annotations
