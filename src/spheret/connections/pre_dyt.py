@@ -135,8 +135,8 @@ class PreDyTScheme(Scheme):
         },
     }
     equation: ClassVar[str] = "h' = h + F(DyT(h)),   DyT(x) = gamma tanh(alpha x)"
-    placement: ClassVar[str] = "nothing is normalised; DyT before F and before the head, a scale behind the embedding"
-    cost: ClassVar[str] = "27 units, 8 in one kernel each way"
+    placement: ClassVar[str] = "no norm; DyT in front of F and before the head, a learned scale behind the embedding"
+    cost: ClassVar[str] = "27 units, 9 forward and 18 backward"
     source: ClassVar[str] = "arXiv 2503.10622"
 
     attention_alpha: float | None = None
