@@ -109,8 +109,8 @@ def _parameters(scheme: Scheme) -> str:
 
 
 def _size(modules: Sequence[nn.Module], widths: tuple[int, int]) -> str:
-    """The number of parameters as a line in d, from its values at two widths."""
-    first, second = (sum(p.numel() for p in module.parameters()) for module in modules)
+    """The number of learned parameters as a line in d, from its values at two widths."""
+    first, second = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in modules)
     slope = (second - first) // (widths[1] - widths[0])
     constant = first - slope * widths[0]
     terms = [f"{slope if slope > 1 else ''}d"] * (slope > 0) + [str(constant)] * (constant > 0)
