@@ -3,8 +3,9 @@ r"""Keel: Post-LN with a skip path as strong as the model is deep, and a norm be
     h' = Norm(a h + F(Norm(h))),   a = 2L
 
 a counts the sublayers of the model (two in each of L blocks) and is not learned. Every connection divides a token's
-own signal by about sqrt(1 + s^2/a^2), s the size of F; over all 2L of them that is 1 - s^2/(4L), where Post-LN
-(a = 1) keeps 2^(-L). In the first block the attention is plain Pre-LN, ``h + F(Norm(h))``, and the MLP has a = 1.
+own signal by about sqrt(1 + s^2/a^2), s the size of F; over all 2L of them that leaves 1 - s^2/(4L), where Post-LN
+(a = 1) leaves 2^(-L) at s = 1 (derived). In the first block the attention is plain Pre-LN, ``h + F(Norm(h))``, and the
+MLP has a = 1.
 
 F is 1/a of the sum, less than a bfloat16 tells from nothing at a = 512: the sum and the outer norm are float32,
 whatever the stream is. The stream itself should be float32 too, as it is under autocast.
