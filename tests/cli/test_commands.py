@@ -111,10 +111,44 @@ def test_help_lists_the_commands(spheret: Any) -> None:
 
 def test_every_scheme_has_a_line_of_its_own(spheret: Any) -> None:
     code, out, _ = spheret("schemes")
-    lines = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
+    lines = dict(re.findall(r"^(\S+[^:\s]) +(.+)$", out, re.MULTILINE))
+    lines = {name: text for name, text in lines.items() if name in available()}
     assert code == 0 and list(lines) == available()
     assert len(set(lines.values())) == len(lines)
     assert max(map(len, out.splitlines())) <= LOG_WIDTH
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_list_of_schemes_fits_the_terminal(spheret: Any, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = spheret("schemes")
+    assert code == 0 and max(map(len, out.splitlines())) <= columns
+    for fact in ("equation", "normalised", "parameters", "cost", "source"):
+        assert len(re.findall(rf"^    {fact} +\S", out, re.MULTILINE)) >= 6
+
+
+@pytest.mark.parametrize(
+    ("scheme", "parameters"),
+    [
+        ("pre-ln", "d in a connection, d at the two ends"),
+        ("pre-ln:bias=true", "2d in a connection, 2d at the two ends"),
+        ("peri-ln", "2d in a connection, 2d at the two ends"),
+        ("pre-dyt", "d + 1 in a connection, d + 2 at the two ends"),
+        ("spheret:p=learn", "1 in a connection, d + 2 at the two ends"),
+        ("proj:final-norm=none,learn-radius=false", "1 in a connection, none at the two ends"),
+    ],
+)
+def test_parameters_are_counted(spheret: Any, scheme: str, parameters: str) -> None:
+    _, out, _ = spheret(f"schemes {scheme}")
+    assert re.search(rf"^parameters +{re.escape(parameters)}", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("scheme", available())
+def test_every_option_has_a_meaning(spheret: Any, scheme: str) -> None:
+    _, out, _ = spheret(f"schemes {scheme}")
+    options = out.partition("Options")[2].splitlines()[1:]
+    named = [line.split(maxsplit=1) for line in options if re.match(r"  [a-z-]+=", line)]
+    assert named and all(len(words) == 2 for words in named), out
 
 
 def test_a_scheme_is_explained_with_its_options(spheret: Any) -> None:

@@ -15,12 +15,22 @@ LAYERS, HEADS, DIM, CONTEXT, VOCAB = 3, 2, 8, 6, 11
 # lambda_l = 1/sqrt(l), a float32 constant in every model.
 LAMBDA = {layer: torch.tensor(1 / math.sqrt(layer), dtype=torch.float32).double() for layer in range(1, LAYERS + 1)}
 Weights = dict[str, Tensor]
+Norm = Callable[[Tensor, Tensor], Tensor]
 Residual = Callable[[Weights, str, int, Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
 def layer_norm(x: Tensor, gain: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * gain
+
+
+def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * gain
+
+
+def dyt(x: Tensor, w: Weights, name: str) -> Tensor:
+    e = (2 * w[f"{name}.alpha.weight"] * x).exp()
+    return w[f"{name}.gamma"] * (e - 1) / (e + 1) + w.get(f"{name}.beta", 0)
 
 
 def attention(x: Tensor, w: Weights, block: str) -> Tensor:
@@ -53,6 +63,29 @@ def post_ln(share: float) -> Residual:
     return residual
 
 
+def peri_ln(norm: Norm) -> Residual:
+    def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        f = branch(norm(h, w[f"{connection}.input_norm.weight"]))
+        return h + norm(f, w[f"{connection}.output_norm.weight"])
+
+    return residual
+
+
+def pre_dyt(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+    return h + branch(dyt(h, w, f"{connection}.dyt"))
+
+
+def keel(norm: Norm, alpha: float, whole_first_block: bool = False) -> Residual:
+    def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        f = branch(norm(h, w[f"{connection}.inner.weight"]))
+        if connection == "blocks.0.attn_connection" or (layer == 1 and whole_first_block):
+            return h + f
+        factor = 1 if connection == "blocks.0.mlp_connection" else alpha
+        return norm(factor * h + f, w[f"{connection}.outer.norm.weight"])
+
+    return residual
+
+
 def rotation(angle: Callable[[Tensor], Tensor]) -> Residual:
     def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         step = w[f"{connection}.step.weight"] * LAMBDA[layer]
@@ -69,11 +102,22 @@ def on_the_sphere(w: Weights, x: Tensor) -> Tensor:
     return w["stream.radius.gain"] * x / x.pow(2).sum(-1, keepdim=True).sqrt()
 
 
+def leaving_the_sphere(w: Weights, h: Tensor) -> Tensor:
+    return layer_norm(h, w["stream.final_norm.weight"])
+
+
 RESIDUALS: dict[str, Residual] = {
     "pre-ln": pre_ln(1),
     "pre-ln:branch=0.5": pre_ln(0.5),
     "post-ln": post_ln(1 / math.sqrt(2 * LAYERS)),
     "post-ln:branch=1": post_ln(1),
+    "peri-ln": peri_ln(layer_norm),
+    "peri-ln:norm=rmsnorm,embedding-norm=false": peri_ln(rms_norm),
+    "pre-dyt": pre_dyt,
+    "pre-dyt:preset=paper": pre_dyt,
+    "keel": keel(layer_norm, alpha=6),
+    "keel:preset=paper": keel(rms_norm, alpha=6),
+    "keel:alpha=3,first-block=pre-ln": keel(layer_norm, alpha=3, whole_first_block=True),
     "geonorm": rotation(lambda beta: beta),
     "proj": rotation(lambda beta: torch.atan(beta)),
     "cay": rotation(lambda beta: 2 * torch.atan(beta / 2)),
@@ -82,28 +126,48 @@ RESIDUALS: dict[str, Residual] = {
 }
 
 
+# What stands behind the embedding and before the head; others enter by ScaleNorm and leave by LayerNorm.
+ENTRIES: dict[str, Callable[[Weights, Tensor], Tensor]] = {
+    "pre-ln": lambda w, x: x,
+    "post-ln": lambda w, x: layer_norm(x, w["stream.norm.weight"]),
+    "peri-ln": lambda w, x: layer_norm(x, w["stream.entry.weight"]),
+    "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, x: x,
+    "pre-dyt": lambda w, x: w["stream.scale.weight"] * x,
+    "pre-dyt:preset=paper": lambda w, x: x,
+    "keel": lambda w, x: x,
+}
+EXITS: dict[str, Callable[[Weights, Tensor], Tensor]] = {
+    "pre-ln": lambda w, h: layer_norm(h, w["stream.norm.weight"]),
+    "post-ln": lambda w, h: h,
+    "peri-ln": lambda w, h: layer_norm(h, w["stream.final.weight"]),
+    "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, h: rms_norm(h, w["stream.final.weight"]),
+    "pre-dyt": lambda w, h: dyt(h, w, "stream.dyt"),
+    "keel": lambda w, h: layer_norm(h, w["stream.final.weight"]),
+    "keel:preset=paper": lambda w, h: rms_norm(h, w["stream.final.weight"]),
+}
+
+
+def end(
+    ends: dict[str, Callable[[Weights, Tensor], Tensor]], scheme: str
+) -> Callable[[Weights, Tensor], Tensor] | None:
+    return ends.get(scheme, ends.get(scheme.partition(":")[0]))
+
+
 def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
     """Logits (B, T, vocab)."""
     h = w["wte.weight"][idx] + w["wpe.weight"][: idx.shape[1]]
-    family = scheme.partition(":")[0]
-    if family == "post-ln":
-        h = layer_norm(h, w["stream.norm.weight"])
-    elif family != "pre-ln":
-        h = on_the_sphere(w, h)
+    h = (end(ENTRIES, scheme) or on_the_sphere)(w, h)
     for i in range(LAYERS):
         block = f"blocks.{i}"
         for name, sublayer in (("attn", attention), ("mlp", mlp)):
             branch = lambda x, f=sublayer, b=block: f(x, w, b)  # noqa: E731
             h = RESIDUALS[scheme](w, f"{block}.{name}_connection", i + 1, h, branch)
-    if family == "pre-ln":
-        h = layer_norm(h, w["stream.norm.weight"])
-    elif family != "post-ln":
-        h = layer_norm(h, w["stream.final_norm.weight"])
+    h = (end(EXITS, scheme) or leaving_the_sphere)(w, h)
     return h @ w["wte.weight"].T
 
 
 def model_with_uncommon_weights(scheme: str) -> GPT:
-    """In float64; gains, step sizes and radius away from where they start, so that each is seen to act."""
+    """In float64; gains, offsets, step sizes and radius away from where they start, so that each is seen to act."""
     torch.manual_seed(4)
     model = GPT(
         GPTConfig(n_layer=LAYERS, n_head=HEADS, n_embd=DIM, block_size=CONTEXT, vocab_size=VOCAB, connection=scheme)
@@ -111,7 +175,7 @@ def model_with_uncommon_weights(scheme: str) -> GPT:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+                parameter.mul_(1 + 0.3 * torch.rand_like(parameter)).add_(0.1 * torch.rand_like(parameter))
     return model
 
 

@@ -11,7 +11,10 @@ import torch
 from spheret.connections import (
     Connection,
     GeoNorm,
+    Keel,
+    PeriLN,
     PostLN,
+    PreDyT,
     PreLN,
     SpheretNorm,
     available,
@@ -43,6 +46,11 @@ from spheret.connections import (
         ("spheret:p=2,p-start=3", ["p_start = 3", "p = 2 is fixed", "p=learn"]),
         ("spheret:alpha=inf", ["alpha = inf", "finite"]),
         ("geonorm:gain=inf", ["gain = inf", "finite"]),
+        ("keel:first-block=attn", ["first_block = 'attn'", "attention", "pre-ln"]),
+        ("keel:eps=0", ["eps = 0", "above 0"]),
+        ("peri-ln:eps=-1", ["eps = -1", "above 0"]),
+        ("peri-ln:norm=batch", ["norm = 'batch'", "layernorm", "rmsnorm"]),
+        ("pre-dyt:embed-scale=8", ["embed_scale = '8'", "sqrt-d", "none"]),
         ("pre-ln:branch=-inf", ["branch = -inf", "finite"]),
         ("spheret:p=1,p=2", ["'p' is given twice"]),
         ("spheret:update-norm=rms,update_norm=none", ["'update_norm' is given twice"]),
@@ -65,6 +73,9 @@ def test_errors_name_the_value_and_the_choices(spec: str, messages: list[str]) -
         ("pre-ln:", "pre-ln"),
         ("pre-ln:bias=false", "pre-ln"),
         ("pre-ln:bias=True", "pre-ln:bias=true"),
+        ("keel:norm=layernorm", "keel"),
+        ("peri-ln:eps=1e-6", "peri-ln:eps=1e-06"),
+        ("pre-dyt:mlp-alpha=0.2", "pre-dyt:mlp-alpha=0.2"),
         ("proj", "proj"),
         ("spheret", "proj"),
         ("spheret:p=1", "proj"),
@@ -106,7 +117,8 @@ def test_a_scheme_passes_through() -> None:
 
 def test_available_schemes_can_be_built_and_have_one_spelling() -> None:
     names = available()
-    assert {"pre-ln", "post-ln", "geonorm", "proj", "cay", "spheret:p=0.5", "spheret:p=learn"} <= set(names)
+    assert {"pre-ln", "post-ln", "peri-ln", "pre-dyt", "keel"} <= set(names)
+    assert {"geonorm", "proj", "cay", "spheret:p=0.5", "spheret:p=learn"} <= set(names)
     assert len(set(names)) == len(names)
     for name in names:
         assert canonical_name(name) == name
@@ -120,7 +132,14 @@ def test_layer_out_of_range(layer: int) -> None:
 
 
 def test_build_connection_gives_the_scheme_s_module() -> None:
-    kinds = {"pre-ln": PreLN, "post-ln": PostLN, "proj": SpheretNorm}
+    kinds = {
+        "pre-ln": PreLN,
+        "post-ln": PostLN,
+        "peri-ln": PeriLN,
+        "pre-dyt": PreDyT,
+        "keel": Keel,
+        "proj": SpheretNorm,
+    }
     for name, kind in kinds.items():
         assert type(build_connection(name, dim=8, n_layers=2)) is kind
     geonorm = build_connection("geonorm", dim=8, layer=2, n_layers=2)

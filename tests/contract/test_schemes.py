@@ -13,6 +13,8 @@ from spheret.connections import canonical_name, parameter_roles, parse_scheme
 
 SCHEMES = [
     *spheret.available(),
+    "pre-dyt:preset=paper",
+    "keel:preset=paper",
     "spheret:p=0.25,preset=paper",
     "geonorm:reproject=true",
     "proj:update-norm=rms",
@@ -183,6 +185,14 @@ def test_state_survives_a_copy(scheme: str) -> None:
         for p in twin.parameters():
             p.mul_(0)
     assert torch.equal(other(x)[0], model(x)[0])  # the copy shares nothing with the original
+
+
+def test_facts_for_the_list_of_schemes(scheme: str) -> None:
+    facts = parse_scheme(scheme)
+    for fact in (facts.summary, facts.equation, facts.placement, facts.cost, facts.source):
+        assert fact.strip() == fact and len(fact) > 5
+    assert "h" in facts.equation and "=" in facts.equation
+    assert max(map(len, facts.equation.splitlines())) <= 84  # whole lines on a terminal of 100 columns
 
 
 def test_canonical_name_round_trips(scheme: str) -> None:

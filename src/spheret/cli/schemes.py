@@ -5,19 +5,32 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Any
 
+import docstring_parser
 import tyro
+from rich.console import Console
+from torch import nn
 
 from spheret.cli.console import output, say
 from spheret.connections import available, parse_scheme
 from spheret.connections.base import Scheme
 
+LEGEND = (
+    "F is a sublayer, f its output, h (d numbers) the state of a token, L the number of blocks of two sublayers each.",
+    "Cost: one unit is one number read or written for every entry of h, counted operation by operation over one "
+    "connection in eager PyTorch, forward and backward, with the sum of the two gradients that meet at h.",
+    "spheret:p=<x> takes any x in (0, inf]. `spheret schemes NAME` explains a scheme and lists its options.",
+)
+
 
 @dataclass(frozen=True)
 class SchemesCommand:
-    """List the residual schemes, or explain one: equation, source, cost and options.
+    """List the residual schemes, or explain one: equation, what is normalised, parameters, cost, source, options.
 
     Example: spheret schemes spheret:p=0.5
     """
@@ -29,36 +42,117 @@ class SchemesCommand:
 def run(command: SchemesCommand) -> int:
     """Print the list, or one scheme's own documentation and its options with their values."""
     console = output()
-    if not command.name:
-        names = available()
-        for name in names:
-            say(console, f"{name:{max(map(len, names))}}  {parse_scheme(name).summary}")
-        say(
-            console,
-            "\nspheret:p=<x> takes any x in (0, inf]. `spheret schemes NAME` explains a scheme and lists its options.",
-        )
-        return 0
-    scheme = parse_scheme(command.name)
-    say(console, f"{scheme.summary}\n\n{_documentation(scheme)}\n")
-    say(console, "Options, each written as name:option=value,option=value:")
-    for field in dataclasses.fields(scheme):
-        value = getattr(scheme, field.name)
-        say(console, f"  {field.name.replace('_', '-')}={_word(value)}")
-    for name, options in scheme.presets.items():
-        if not options:
-            continue
-        stands_for = ",".join(f"{key.replace('_', '-')}={_word(value)}" for key, value in options.items())
-        say(console, f"  preset={name} stands for {stands_for}")
+    if command.name:
+        _explain(console, parse_scheme(command.name))
+    else:
+        _list(console)
     return 0
+
+
+def _list(console: Console) -> None:
+    """Every scheme on a line of its own; members of one family stand together above the facts they share."""
+    for _, family in groupby(available(), key=lambda name: type(parse_scheme(name))):
+        names = list(family)
+        width = max(map(len, names))
+        for name in names:
+            _say_hanging(console, f"{name:{width}}  ", parse_scheme(name).summary)
+        scheme = parse_scheme(names[0])
+        _say_facts(console, {"equation": scheme.equation} | _facts(scheme), indent=4)
+        say(console)
+    for line in LEGEND:
+        _say_hanging(console, "", line)
+
+
+def _explain(console: Console, scheme: Scheme) -> None:
+    documentation = _documentation(scheme)
+    if not documentation.startswith(scheme.summary):
+        _say_hanging(console, "", scheme.summary + ".")
+        say(console)
+    for paragraph in documentation.split("\n\n"):
+        if paragraph.startswith(" "):  # an equation keeps its lines
+            say(console, paragraph, to_copy=True)
+        else:
+            _say_hanging(console, "", paragraph)
+        say(console)
+    _say_facts(console, _facts(scheme))
+    say(console, "\nOptions, each written as name:option=value,option=value:")
+    meanings = _meanings(type(scheme))
+    options = {
+        f"{field.name.replace('_', '-')}={_word(getattr(scheme, field.name))}": meanings.get(field.name, "")
+        for field in dataclasses.fields(scheme)
+    }
+    _say_facts(console, options, indent=2)
+    for name, values in scheme.presets.items():
+        if values:
+            stands_for = ",".join(f"{key.replace('_', '-')}={_word(value)}" for key, value in values.items())
+            _say_hanging(console, "  ", f"preset={name} stands for {stands_for}")
+
+
+def _facts(scheme: Scheme) -> dict[str, str]:
+    return {
+        "normalised": scheme.placement,
+        "parameters": _parameters(scheme),
+        "cost": scheme.cost,
+        "source": scheme.source,
+    }
+
+
+def _parameters(scheme: Scheme) -> str:
+    """How many numbers a connection and the two ends of the model learn, in terms of the width."""
+    widths = (64, 128)
+    streams = [scheme.stream(width, 2) for width in widths]
+    connections = [
+        scheme.connection(width, layer=2, n_layers=2, stream=stream)
+        for width, stream in zip(widths, streams, strict=True)
+    ]
+    return f"{_size(connections, widths)} in a connection, {_size(streams, widths)} at the two ends of the model"
+
+
+def _size(modules: Sequence[nn.Module], widths: tuple[int, int]) -> str:
+    """The number of learned parameters as a line in d, from its values at two widths."""
+    first, second = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in modules)
+    slope = (second - first) // (widths[1] - widths[0])
+    constant = first - slope * widths[0]
+    terms = [f"{slope if slope > 1 else ''}d"] * (slope > 0) + [str(constant)] * (constant > 0)
+    return " + ".join(terms) or "none"
+
+
+def _say_facts(console: Console, facts: Mapping[str, str], indent: int = 0) -> None:
+    """Names on the left, what is to be said of them on the right, in one column."""
+    width = max(map(len, facts))
+    for name, text in facts.items():
+        for i, line in enumerate(text.splitlines() or [""]):
+            _say_hanging(console, f"{' ' * indent}{'' if i else name:{width}}  ", line)
+
+
+def _say_hanging(console: Console, start: str, text: str) -> None:
+    """``text`` behind ``start``, broken between words at the console's width, further lines below the first."""
+    lines = textwrap.wrap(
+        text,
+        max(console.width, len(start) + 20),
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_on_hyphens=False,
+    )
+    say(console, "\n".join(lines) or start.rstrip(), to_copy=True)
 
 
 def _word(value: Any) -> str:
     """An option's value in the grammar of scheme names."""
     if value is None:
-        return "(by the model's depth)"
+        return "(default)"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _meanings(cls: type[Scheme]) -> dict[str, str]:
+    """What each option does, from the ``Attributes`` of the scheme's class and of those that it extends."""
+    return {
+        item.arg_name: " ".join((item.description or "").split())
+        for base in reversed(cls.__mro__)
+        for item in docstring_parser.parse(base.__doc__ or "").params
+    }
 
 
 def _documentation(scheme: Scheme) -> str:
     """Docstring of the file that implements the scheme."""
-    return inspect.getdoc(sys.modules[type(scheme).__module__]) or ""
+    return (inspect.getdoc(sys.modules[type(scheme).__module__]) or "").replace("``", "")

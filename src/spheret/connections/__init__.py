@@ -2,7 +2,10 @@
 
 from spheret.connections.base import Connection, InitRule, ParameterRole, Scheme, Stream, parameter_roles
 from spheret.connections.geonorm import GeoNorm
+from spheret.connections.keel import Keel
+from spheret.connections.peri_ln import PeriLN
 from spheret.connections.post_ln import PostLN
+from spheret.connections.pre_dyt import PreDyT
 from spheret.connections.pre_ln import PreLN
 from spheret.connections.registry import available, build_connection, canonical_name, parse_scheme
 from spheret.connections.spheret import CaySpheretNorm, ProjSpheretNorm, SpheretNorm
@@ -12,8 +15,11 @@ __all__ = [
     "Connection",
     "GeoNorm",
     "InitRule",
+    "Keel",
     "ParameterRole",
+    "PeriLN",
     "PostLN",
+    "PreDyT",
     "PreLN",
     "ProjSpheretNorm",
     "Scheme",

@@ -150,6 +150,11 @@ class Scheme(ABC):
     """A residual scheme with its options; what the registry returns for a name."""
 
     name: ClassVar[str]
+    # What `spheret schemes` prints beside the summary.
+    equation: ClassVar[str]
+    placement: ClassVar[str]  # what is normalised, and where
+    cost: ClassVar[str]  # in units: see `spheret schemes`; measured in tests/connections/test_cost.py
+    source: ClassVar[str]
     keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised
     # What ``preset=name`` stands for in a scheme's name: options, of which any that is given beside it wins.
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
@@ -166,7 +171,8 @@ class Scheme(ABC):
         """One line for a list of schemes: the first sentence of the file that implements it, unless the options say
         more."""
         documentation = inspect.getdoc(sys.modules[type(self).__module__]) or self.name
-        return re.split(r"\.\s+(?=[A-Z])", " ".join(documentation.split()))[0].rstrip(".").replace("``", "")
+        opening = " ".join(documentation.split("\n\n")[0].split())
+        return re.split(r"\.\s+(?=[A-Z])", opening)[0].rstrip(".").replace("``", "")
 
     @abstractmethod
     def connection(

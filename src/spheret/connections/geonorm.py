@@ -27,6 +27,9 @@ class GeoNormScheme(SpheretScheme):
     """Options of ``geonorm:...``: those of ``spheret`` with p = inf."""
 
     name: ClassVar[str] = "geonorm"
+    equation: ClassVar[str] = """w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = beta
+h' = cos(theta) h + sin(theta) |h| w/|w|"""
+    source: ClassVar[str] = "arXiv 2601.22095"
 
     p: float = math.inf  # type: ignore[assignment]
 

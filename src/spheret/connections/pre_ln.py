@@ -1,7 +1,8 @@
-r"""Pre-LN: ``h' = h + F(LN(h))``, a final LayerNorm before the head (nanoGPT, GPT-2). The norm of ``h`` grows with
-depth.
+r"""Pre-LN: a LayerNorm in front of every sublayer and one before the head (GPT-2, nanoGPT).
 
-Parameters: one gain of width d per connection. Cost: reads h and f, writes h' and LN(h').
+    h' = h + F(LN(h))
+
+The norm of ``h`` grows with depth.
 """
 
 from __future__ import annotations
@@ -50,9 +51,21 @@ class FinalNorm(Stream):
 
 @dataclass(frozen=True, kw_only=True)
 class PreLNScheme(Scheme):
-    """Options of ``pre-ln``: ``gain`` and ``embedding_gain`` scale the initial weights, ``bias`` adds one to norms."""
+    """Options of ``pre-ln``.
+
+    Attributes:
+        bias: norms have a bias besides their gain.
+        gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
+        embedding_gain: factor on the initial embeddings.
+        branch: constant factor on every update.
+        residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).
+    """
 
     name: ClassVar[str] = "pre-ln"
+    equation: ClassVar[str] = "h' = h + F(LN(h))"
+    placement: ClassVar[str] = "LayerNorm in front of F and before the head"
+    cost: ClassVar[str] = "11 units, 5 forward and 6 backward"
+    source: ClassVar[str] = "GPT-2; nanoGPT (github.com/karpathy/nanoGPT)"
 
     bias: bool = False
     gain: float = 0.57

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from spheret.connections.base import Connection, Scheme, Stream
 from spheret.connections.geonorm import GeoNormScheme
+from spheret.connections.keel import KeelScheme
+from spheret.connections.peri_ln import PeriLNScheme
 from spheret.connections.post_ln import PostLNScheme
+from spheret.connections.pre_dyt import PreDyTScheme
 from spheret.connections.pre_ln import PreLNScheme
 from spheret.connections.spheret import SpheretScheme
 
@@ -19,6 +22,9 @@ from spheret.connections.spheret import SpheretScheme
 SCHEMES: dict[str, type[Scheme]] = {
     "pre-ln": PreLNScheme,
     "post-ln": PostLNScheme,
+    "peri-ln": PeriLNScheme,
+    "pre-dyt": PreDyTScheme,
+    "keel": KeelScheme,
     "geonorm": GeoNormScheme,
     "spheret": SpheretScheme,
 }

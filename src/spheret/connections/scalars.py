@@ -35,6 +35,25 @@ class Float32Module(nn.Module):
         return super()._apply(keep, recurse)
 
 
+class LearnedScalar(Float32Module):
+    """One learnable number, as it is."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.empty(1, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.start)
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"weight": ParameterRole(decay=False)}
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+
 class StepSize(Float32Module):
     """``step = alpha * lambda``: a learnable scalar times a fixed decay over depth (arXiv 2608.02668).
 
