@@ -37,8 +37,8 @@ def moved(scheme: str) -> tuple[int, int]:
     h, f, g1, g2 = (torch.randn(ROWS, DIM) for _ in range(4))
     inputs = [h.requires_grad_(), f.requires_grad_(), *connection.parameters()]
     with Units() as forward:
-        stream = connection(h, f)
-        branch = connection.branch_input(stream)
+        stream, read = connection.fork(h, f)
+        branch = connection.branch_input(read)
     with Units() as backward:
         torch.autograd.grad([stream, branch], inputs, [g1, g2])
     return forward.count, backward.count

@@ -32,7 +32,7 @@ from spheret.connections import (
         ("spheret:q=1", ["'q=1'", "spheret takes", "alpha_form", "update_norm", "preset"]),
         ("spheret:p", ["no option 'p'"]),
         ("spheret:0.5", ["no option '0.5'"]),
-        ("pre-ln:p=1", ["'p=1'", "pre-ln takes bias"]),
+        ("pre-ln:p=1", ["'p=1'", "pre-ln takes norm, bias"]),
         ("spheret:p=big", ["p = 'big'", "a number", "learn", "learn-per-layer"]),
         ("spheret:alpha=", ["alpha = ''", "a number"]),
         ("spheret:decay=sqrt", ["decay = 'sqrt'", "inv-sqrt", "inv", "none"]),

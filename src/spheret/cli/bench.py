@@ -58,6 +58,7 @@ def run(command: BenchCommand) -> int:
     """Measure, print the table; returns the exit code."""
     console = output()
     setup = command.what
+    earlier = json.loads(setup.against.read_text()) if setup.against else None
     kind, measure = _KINDS[type(setup)]
     with console.status("timing ...") as status:
         result = measure(
@@ -70,7 +71,7 @@ def run(command: BenchCommand) -> int:
         setup.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(setup.out, result)
         say(console, f"Result: {setup.out}", to_copy=True)
-    regressions = compare_results(json.loads(setup.against.read_text()), result) if setup.against else []
+    regressions = [] if earlier is None else compare_results(earlier, result)
     for regression in regressions:
         say(console, f"slower: {regression}")
     return 1 if regressions else 0
@@ -83,11 +84,8 @@ _KINDS: dict[type, tuple[Any, Callable[..., dict[str, Any]]]] = {
 
 
 def _table(rows: list[tuple[str, ...]]) -> Table:
-    """The columns that say something here: memory is measured on CUDA alone, and parameters are not what is timed."""
-    memory = TABLE_HEADER.index("memory")
-    shown = [i for i, name in enumerate(TABLE_HEADER) if name != "parameters"]
-    if all(row[memory] == "-" for row in rows):
-        shown.remove(memory)
+    """The columns that say something here; parameters are not what is timed."""
+    shown = [i for i, name in enumerate(TABLE_HEADER) if name != "parameters" and any(row[i] != "-" for row in rows)]
     table = Table(box=None, pad_edge=False)
     for i in shown:
         table.add_column(TABLE_HEADER[i], justify="right" if i else "left", no_wrap=True)

@@ -15,14 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+from spheret.connections.norms import NormKind
+
+
+def build_norm(kind: NormKind, dim: int, bias: bool) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm or RMSNorm with eps 1e-5, its gain initially 1; RMSNorm has no bias."""
+    return nn.LayerNorm(dim, bias=bias) if kind == "layernorm" else nn.RMSNorm(dim, eps=1e-5)
 
 
 class PreLN(Connection):
-    """Euclidean residual with a LayerNorm (eps 1e-5) in front of the sublayer."""
+    """Euclidean residual with a norm (eps 1e-5) in front of the sublayer."""
 
-    def __init__(self, dim: int, bias: bool = False, branch: float = 1.0) -> None:
+    def __init__(self, dim: int, bias: bool = False, branch: float = 1.0, norm: NormKind = "layernorm") -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim, bias=bias)
+        self.norm = build_norm(norm, dim, bias)
         self.branch = branch
 
     def reset_parameters(self) -> None:
@@ -36,11 +42,11 @@ class PreLN(Connection):
 
 
 class FinalNorm(Stream):
-    """LayerNorm before the head."""
+    """A norm before the head."""
 
-    def __init__(self, dim: int, bias: bool = False) -> None:
+    def __init__(self, dim: int, bias: bool = False, norm: NormKind = "layernorm") -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim, bias=bias)
+        self.norm = build_norm(norm, dim, bias)
 
     def reset_parameters(self) -> None:
         self.norm.reset_parameters()
@@ -54,7 +60,8 @@ class PreLNScheme(Scheme):
     """Options of ``pre-ln``.
 
     Attributes:
-        bias: norms have a bias besides their gain.
+        norm: layernorm or rmsnorm, for all norms.
+        bias: norms have a bias besides their gain (layernorm alone).
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
         branch: constant factor on every update.
@@ -67,19 +74,25 @@ class PreLNScheme(Scheme):
     cost: ClassVar[str] = "11 units, 5 forward and 6 backward"
     source: ClassVar[str] = "GPT-2; nanoGPT (github.com/karpathy/nanoGPT)"
 
+    norm: NormKind = "layernorm"
     bias: bool = False
     gain: float = 0.57
     embedding_gain: float = 1.0
     branch: float = 1.0
     residual: float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias and self.norm == "rmsnorm":
+            raise ValueError("bias = true: an RMSNorm has none; take norm=layernorm, or leave bias away")
+
     def stream(self, dim: int, n_layers: int) -> Stream:
-        return FinalNorm(dim, self.bias)
+        return FinalNorm(dim, self.bias, self.norm)
 
     def connection(
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        return PreLN(dim, self.bias, self.branch)
+        return PreLN(dim, self.bias, self.branch, self.norm)
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(

@@ -193,7 +193,7 @@ class SpheretScheme(Scheme):
     equation: ClassVar[str] = """w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p)
 h' = cos(theta) h + sin(theta) |h| w/|w|"""
     placement: ClassVar[str] = "ScaleNorm behind the embedding, LayerNorm (or none) before the head; |h| never changes"
-    cost: ClassVar[str] = "11 units, 3 forward and 8 backward, in the compiled loops; 121 units in plain PyTorch"
+    cost: ClassVar[str] = "9 units, 3 forward and 6 backward, in the compiled loops; 121 units in plain PyTorch"
     source: ClassVar[str] = "arXiv 2608.02668"
     keeps_norm: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": PAPER}

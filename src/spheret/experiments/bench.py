@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections import canonical_name
+from spheret.experiments.bench_bytes import keep_freed_memory, peak_cpu_bytes
 from spheret.experiments.bench_results import TABLE_HEADER, Regression, compare_results, timing, to_table
 from spheret.experiments.nanogpt import NanoGPT, configure_adamw
 from spheret.models import GPT, GPTConfig
@@ -126,8 +128,7 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
     Variants, in the order in which every round runs them: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``,
     which tells what the optimizer contributes, then spheret's GPT with each scheme and the trainer's optimizer. Of
     each: ``seconds`` of every timed step, their median, p10 and p90, tokens/s at the median, ``ratios`` to the
-    baseline's step of the same round with median, p10 and p90, and on CUDA the peak memory that this variant would
-    need alone.
+    baseline's step of the same round with median, p10 and p90, and the peak memory that this variant would need alone.
 
     Raises:
         ValueError: a device this machine does not have.
@@ -136,6 +137,8 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
     dtype = resolve_dtype(config.dtype, device)
     precision = autocast(device, dtype)
     variants = build_variants(config, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     with _enough_compilations(config, len(variants)), collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             x, y = batch(config, number, device)
@@ -146,6 +149,9 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
                     variant.seconds.append(seconds)
                     if on_sample is not None:
                         on_sample(variant.name, number, seconds)
+        if device.type == "cpu":
+            for variant in variants:
+                variant.peak_bytes = peak_cpu_bytes(partial(variant.step, x, y, precision)) + variant.resident_bytes()
     return {
         "format": FORMAT,
         "kind": "step",

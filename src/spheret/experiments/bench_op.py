@@ -3,7 +3,8 @@
 What a block makes of a stream ``h`` and an update ``f`` (rows, d): the next stream and the input of the next
 sublayer, each of which sends a gradient back. Pre-LN makes ``s = h + f`` and ``LN(s)``; a sphere connection makes
 ``h'``, which is both. Gradients of everything that learns are taken and not accumulated. ``add`` is the bare
-addition, the floor.
+addition, the floor. ``copy`` copies one tensor of the stream's size: its speed is the bandwidth that the others'
+bytes (:func:`moved_bytes`, of eager variants) are set against.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,11 +23,12 @@ from torch import Tensor, nn
 from spheret.connections import build_connection, canonical_name
 from spheret.connections.base import Connection
 from spheret.experiments.bench import FORMAT, OnSample, collect_between_rounds
+from spheret.experiments.bench_bytes import copy_function, keep_freed_memory, moved_bytes
 from spheret.experiments.bench_results import timing
 from spheret.training.device import resolve_device
 from spheret.training.environment import machine, versions
 
-ADD, COMPILED = "add", " (compiled)"
+ADD, COPY, COMPILED = "add", "copy", " (compiled)"
 Pair = tuple[Tensor, Tensor]
 
 
@@ -44,7 +48,12 @@ class OpBench:
     schemes: tuple[str, ...] = (
         "pre-ln",
         "pre-ln (compiled)",
+        "pre-ln:norm=rmsnorm",
+        "pre-ln:norm=rmsnorm (compiled)",
         "post-ln",
+        "peri-ln",
+        "keel",
+        "pre-dyt",
         "spheret:p=0.5",
         "proj",
         "cay",
@@ -92,17 +101,23 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
     h, f, g1, g2 = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4))
     h, f = h.requires_grad_(), f.requires_grad_()
     variants = _variants(config, device)
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    copy = copy_function(h)
+    calls = {COPY: copy} | {
+        name: partial(_call, function, [h, f, *learned], (g1, g2)) for name, (function, learned) in variants.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    if device.type == "cpu":
+        keep_freed_memory()
     with collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             collect()
-            for name, (function, learned) in variants.items():
-                taken = _timed(function, learned, (h, f), (g1, g2), device)
+            for name, call in calls.items():
+                taken = _timed(call, device)
                 if number >= 0:
                     seconds[name].append(taken)
                     if on_sample is not None:
                         on_sample(name, number, taken)
-    baseline = seconds[config.schemes[0]]
+    baseline, bandwidth = seconds[config.schemes[0]], 2 * h.numel() * h.element_size() / median(seconds[COPY])
     return {
         "format": FORMAT,
         "kind": "op",
@@ -110,8 +125,17 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
         "settings": asdict(config) | {"schemes": list(config.schemes), "device": device.type},
         "environment": {"versions": versions(), "machine": machine(device)},
         "baseline": config.schemes[0],
+        "copy_bytes_per_s": bandwidth,
         "variants": [
-            timing(name, taken, baseline, tokens=config.rows, parameters=sum(p.numel() for p in variants[name][1]))
+            timing(
+                name,
+                taken,
+                baseline,
+                tokens=config.rows,
+                parameters=sum(p.numel() for p in variants[name][1]) if name in variants else 0,
+                moved_bytes=None if name.endswith(COMPILED) else moved_bytes(calls[name]),
+                bandwidth=bandwidth,
+            )
             for name, taken in seconds.items()
         ],
     }
@@ -133,14 +157,15 @@ def _add(h: Tensor, f: Tensor) -> Pair:
     return stream, stream
 
 
-def _timed(
-    function: Callable[..., Pair], learned: list[Tensor], inputs: Pair, gradients: Pair, device: torch.device
-) -> float:
+def _call(function: Callable[..., Pair], inputs: list[Tensor], gradients: Pair) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(function(*inputs[:2]), inputs, gradients)
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = time.perf_counter()
-    outputs = function(*inputs)
-    torch.autograd.grad(outputs, [*inputs, *learned], gradients)
+    call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-TABLE_HEADER = ("variant", "parameters", "ms/step", "p10 - p90", "tokens/s", "ratio", "p10 - p90", "memory")
+TABLE_HEADER = (
+    "variant",
+    "parameters",
+    "ms",
+    "p10 - p90",
+    "tokens/s",
+    "ratio",
+    "p10 - p90",
+    "memory",
+    "moved",
+    "of copy",
+)
 
 
 def timing(
@@ -19,9 +30,12 @@ def timing(
     tokens: int,
     parameters: int,
     peak_bytes: int | None = None,
+    moved_bytes: int | None = None,
+    bandwidth: float | None = None,
 ) -> dict[str, Any]:
     """What a benchmark records of one variant: its seconds and their ratios to the baseline's of the same round, each
-    with median, p10 and p90, and the tokens per second at the median."""
+    with median, p10 and p90, and the tokens per second at the median. Where its bytes are known, also the share of
+    ``bandwidth`` (bytes per second) at which it moved them."""
     ratios = [own / base for own, base in zip(seconds, baseline, strict=True)]
     p10, median, p90 = _percentiles(seconds)
     ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
@@ -36,6 +50,8 @@ def timing(
         "ratio_p10": ratio_p10,
         "ratio_p90": ratio_p90,
         "peak_bytes": peak_bytes,
+        "moved_bytes": moved_bytes,
+        "bandwidth_share": moved_bytes / median / bandwidth if moved_bytes and bandwidth else None,
         "seconds": list(seconds),
         "ratios": ratios,
     }
@@ -57,10 +73,16 @@ def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
             f"{v['tokens_per_s']:,.0f}",
             f"{v['ratio']:.3f}",
             f"{v['ratio_p10']:.2f} - {v['ratio_p90']:.2f}",
-            "-" if v["peak_bytes"] is None else f"{v['peak_bytes'] / 2**20:,.0f} MiB",
+            _mebibytes(v["peak_bytes"]),
+            _mebibytes(v.get("moved_bytes")),
+            "-" if v.get("bandwidth_share") is None else f"{v['bandwidth_share']:.0%}",
         )
         for v in result["variants"]
     ]
+
+
+def _mebibytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:,.1f} MiB"
 
 
 @dataclass(frozen=True)
