@@ -1,7 +1,7 @@
 """Row geometry inside a Triton kernel: what ``geometry.sphere`` makes of ``h`` and ``f``, of rows in registers.
 
-The names are the same: ``x = h/a``, ``y = f/b``, ``z = y - c x``, ``t = step b/a``. The scales a and b are powers of two,
-so that dividing by them rounds nothing. Rows are (ROWS, BLOCK), padded with zeros; their scalars are (ROWS,).
+The names are the same: ``x = h/a``, ``y = f/b``, ``z = y - c x``, ``t = step b/a``. The scales a and b are powers of
+two, so that dividing by them rounds nothing. Rows are (ROWS, BLOCK), padded with zeros; their scalars are (ROWS,).
 """
 
 # mypy: ignore-errors

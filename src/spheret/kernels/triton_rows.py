@@ -16,20 +16,13 @@ import triton
 import triton.language as tl
 
 from spheret.kernels.triton_geometry import relative_size, relative_step, scaled_again, statistics, tiny
-from spheret.kernels.triton_scalars import (
-    angle,
-    angle_exponent_slope,
-    angle_slope,
-    divide,
-    root,
-    versine_and_sinc,
-)
+from spheret.kernels.triton_scalars import angle_exponent_slope, angle_slope, divide, root, rotation
 
 STATS = 8
 _STATS = tl.constexpr(STATS)
 
 
-# --- reading ---
+# --- reading and writing ---
 
 
 @triton.jit
@@ -44,6 +37,13 @@ def _grid(n, d, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _load_rows(rows, row, column, stride, mask, T: tl.constexpr):
     return tl.load(rows + row[:, None] * stride + column, mask=mask, other=0.0).to(T)
+
+
+@triton.jit
+def _store_rows(rows, row, column, d, mask, values):
+    if rows.dtype.element_ty.primitive_bitwidth < 32:
+        values = values.to(tl.float32)  # not every way leads from float64 to 16 bits
+    tl.store(rows + row[:, None] * d + column, values, mask=mask)
 
 
 @triton.jit
@@ -110,10 +110,9 @@ def _write_forward(
         factor = divide(_per_row(radius, RADIUS_STRIDE, row, live, T), root(rho2))
     # h plus what changes, not C h: a cosine that rounds to 1 would let the norm grow.
     moved = factor[:, None] * (x + ((sinc * t)[:, None] * z - versine[:, None] * x))
-    at = row[:, None] * d + column
-    tl.store(out + at, moved, mask=mask)
+    _store_rows(out, row, column, d, mask, moved)
     if branch is not None:
-        tl.store(branch + at, moved, mask=mask)
+        _store_rows(branch, row, column, d, mask, moved)
 
 
 # --- kernels ---
@@ -147,7 +146,7 @@ def forward_kernel(
     )
     t, _ = relative_step(_per_row(step, STEP_STRIDE, row, live, T), a, b)
     beta = relative_size(t, rho2, nu2)
-    versine, sinc = versine_and_sinc(beta, angle(beta, _per_row(p, P_STRIDE, row, live, T)))
+    versine, sinc = rotation(beta, _per_row(p, P_STRIDE, row, live, T))
     _store_stats(stats, row, live, a, b, c1, c2, rho2, nu2)
     _store_rotation(stats, row, live, versine, sinc)
     _write_forward(x, z, a, t, rho2, versine, sinc, radius, RADIUS_STRIDE, out, branch, row, column, d, live, mask, T)
@@ -259,7 +258,7 @@ def backward_kernel(
     a1, safe_nu2 = divide(gx, rho2), tl.maximum(nu2, tiny(nu2))
     m = (slope * cos - sinc) * divide(e, safe_nu2) - slope * k * a1
     over_s = sinc[:, None] * up - (sinc * a1)[:, None] * x + m[:, None] * z  # df / s
-    to_h = up - versine[:, None] * up - ((c1 + c2) * t)[:, None] * over_s
+    to_h = cos[:, None] * up - ((c1 + c2) * t)[:, None] * over_s
     to_h = to_h - (k * a1)[:, None] * z - (t * m * divide(nu2, rho2))[:, None] * x
     scale = tl.full(row.shape, 1.0, T)
     along = divide(cos * gx + k * e, root(rho2))  # <g, h'> / radius
@@ -267,14 +266,14 @@ def backward_kernel(
         r = _per_row(radius, RADIUS_STRIDE, row, live, T)
         scale = tl.where(a > 0, divide(r, tl.maximum(a, tiny(a)) * root(rho2)), 0.0)
         to_h = scale[:, None] * to_h - divide(scale * along, root(rho2))[:, None] * x
-    at = row[:, None] * d + column
-    tl.store(dh + at, to_h, mask=mask)
-    tl.store(df + at, (scale * acting)[:, None] * over_s, mask=mask)
+    _store_rows(dh, row, column, d, mask, to_h)
+    _store_rows(df, row, column, d, mask, (scale * acting)[:, None] * over_s)
     if sums is not None:
         tl.store(sums + row, scale * tl.where(a > 0, b * slope * (cos * e - k * nu2 * a1), 0.0), mask=live)
         dp = tl.zeros(row.shape, T)
         if NEED_P:
-            turn = tl.where(t > 0, 1.0, tl.where(t < 0, -1.0, 0.0)) * root(divide(rho2, safe_nu2))  # t / beta
+            # t / beta
+            turn = tl.where(t > 0, 1.0, tl.where(t < 0, -1.0, 0.0)) * divide(root(rho2), root(safe_nu2))
             dp = scale * a * (cos * e * turn - sinc * beta * gx)
             if kappa is None:
                 dp *= angle_exponent_slope(beta, exponent)

@@ -30,29 +30,26 @@ def root(a):
 
 @triton.jit
 def _arctan_tail(q):
-    """``(arctan(u)/u - 1) / u^2`` with ``q = u^2`` in [0, 1]: minimax polynomial, error of the arctan 2e-19."""
-    tail = 5.42357771220497436e-6
-    tail = tail * q - 0.0000681501430177686008
-    tail = tail * q + 0.000407886789880900176
-    tail = tail * q - 0.00155375334026123326
-    tail = tail * q + 0.00425511482648049446
-    tail = tail * q - 0.00899743399427727112
-    tail = tail * q + 0.0154646946103231855
-    tail = tail * q - 0.0225667142082114888
-    tail = tail * q + 0.0291212446088548328
-    tail = tail * q - 0.0345568674962898907
-    tail = tail * q + 0.03905116247694501
-    tail = tail * q - 0.0431812689972166354
-    tail = tail * q + 0.0475438875904703303
-    tail = tail * q - 0.0526164160913092945
-    tail = tail * q + 0.0588211335100413071
-    tail = tail * q - 0.0666663767995403718
-    tail = tail * q + 0.076923050864584887
-    tail = tail * q - 0.0909090892381358569
-    tail = tail * q + 0.111111111038999854
-    tail = tail * q - 0.142857142855224522
-    tail = tail * q + 0.199999999999972817
-    return tail * q - 0.33333333333333318
+    """``(arctan(u)/u - 1) / u^2`` with ``q = u^2`` in [0, 1]: minimax polynomial, error 3e-17."""
+    tail = q * 1.80619546186121522e-5 - 0.000199961893779013821
+    tail = tail * q + 0.00104960350849685151
+    tail = tail * q - 0.00349588597391630952
+    tail = tail * q + 0.00836893117845016214
+    tail = tail * q - 0.0155351524754141761
+    tail = tail * q + 0.023696731580048622
+    tail = tail * q - 0.0312771890669963848
+    tail = tail * q + 0.0374948681253524711
+    tail = tail * q - 0.0426035663260165213
+    tail = tail * q + 0.0473774957952777897
+    tail = tail * q - 0.0525797333428411081
+    tail = tail * q + 0.0588150687779365607
+    tail = tail * q - 0.0666656469928910421
+    tail = tail * q + 0.0769229897103321692
+    tail = tail * q - 0.0909090859089193423
+    tail = tail * q + 0.111111110934908281
+    tail = tail * q - 0.142857142853841315
+    tail = tail * q + 0.199999999999975322
+    return tail * q - 0.333333333333333303
 
 
 @triton.jit
@@ -64,24 +61,33 @@ def _folded(u):
 
 
 @triton.jit
-def _complement(v, bend):
-    """``pi/2 - arctan(v)``."""
-    return _QUARTER_TURN - ((v + v * bend) - _QUARTER_TURN_REST)
-
-
-@triton.jit
 def arctan(u):
     """arctan of ``u >= 0``, infinity included."""
     v, _, bend = _folded(u)
-    return tl.where(u > 1, _complement(v, bend), v + v * bend)
+    acute = v + v * bend
+    return tl.where(u > 1, _QUARTER_TURN - (acute - _QUARTER_TURN_REST), acute)
 
 
 @triton.jit
-def angle(beta, p):
-    """``p arctan(beta / p)``; at p = inf it is beta."""
+def rotation(beta, p):
+    """``(1 - cos theta, sin(theta) / beta)`` of ``theta = p arctan(beta / p)``; at p = inf theta is beta.
+
+    Both from the half angle, so that the versine keeps its digits where the angle is small and the two stay on one
+    circle. Beyond ``beta = p`` whole quarter turns of ``theta/2 = p/2 (pi/2 - arctan(p/beta))`` are split off before
+    anything is rounded, so that the sine keeps its digits near pi too (p = 2 and a large step).
+    """
     u = divide(beta, p)
     v, _, bend = _folded(u)
-    return tl.where(u > 1, p * _complement(v, bend), beta + beta * bend)
+    half, far = 0.5 * p, u > 1
+    quarters = tl.where(far, tl.floor(half + 0.5), 0.0)
+    part = half - quarters
+    beyond = (part * _QUARTER_TURN + part * _QUARTER_TURN_REST) - half * (v + v * bend)
+    rest = tl.where(far, beyond, 0.5 * (beta + beta * bend))
+    swap = quarters - 2 * tl.floor(0.5 * quarters) == 1  # the signs of both cancel
+    sin, cos = tl.sin(rest), tl.cos(rest)
+    sin, cos = tl.where(swap, cos, sin), tl.where(swap, -sin, cos)
+    tiny = 1e-150 if beta.dtype == tl.float64 else 1e-18
+    return 2 * sin * sin, tl.where(beta > tiny, divide(2 * sin * cos, tl.maximum(beta, tiny)), 1.0)
 
 
 @triton.jit
@@ -98,14 +104,4 @@ def angle_exponent_slope(beta, p):
     u = divide(beta, p)
     v, q, bend = _folded(u)
     part = divide(tl.full(u.shape, 1.0, u.dtype), 1 + q)
-    return tl.where(u > 1, _complement(v, bend) - v * part, v * (bend + q * part))
-
-
-@triton.jit
-def versine_and_sinc(beta, theta):
-    """``(1 - cos theta, sin(theta) / beta)``, both from the half angle so that the versine keeps its digits where the
-    angle is small and the two stay on one circle."""
-    tiny = 1e-150 if beta.dtype == tl.float64 else 1e-18
-    sin, cos = tl.sin(theta * 0.5), tl.cos(theta * 0.5)
-    sinc = tl.where(beta > tiny, divide(2 * sin * cos, tl.maximum(beta, tiny)), 1.0)
-    return 2 * sin * sin, sinc
+    return tl.where(u > 1, arctan(u) - v * part, v * (bend + q * part))
