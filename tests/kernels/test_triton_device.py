@@ -59,11 +59,11 @@ def test_arctan(scalars, device: str, dtype: torch.dtype, tolerance: float) -> N
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 3e-15)])
 @pytest.mark.parametrize("p", [0.25, 1.0, 1.7, 2.0, 3.0, 6.0, 100.0])
 def test_rotation_and_exponent_slope(scalars, device: str, p: float, dtype: torch.dtype, tolerance: float) -> None:
-    """Against 40 digits. Relative errors: the versine, the exponent slope, and at even p the sinc, keep theirs at every
+    """Against 60 digits. Relative errors: the versine, the exponent slope, and at even p the sinc, keep theirs at every
     angle; elsewhere the sine is known to a rounding of one."""
     beta = torch.logspace(-12, 6, 64, dtype=torch.float64).to(device, dtype)
     _, slope, versine, sinc = scalars(beta, torch.full_like(beta, p))
-    with mpmath.workdps(40):
+    with mpmath.workdps(60):
         for i, b in enumerate(beta.tolist()):
             u = mpmath.mpf(b) / p
             theta = p * mpmath.atan(u)

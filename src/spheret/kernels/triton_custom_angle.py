@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spheret.geometry import Angle
 from spheret.kernels import triton_launch
@@ -19,12 +18,15 @@ from spheret.kernels.triton_launch import Scalar
 
 
 def retract_with_angle(h: Tensor, f: Tensor, step: Scalar, angle: Angle, radius: Scalar | None = None) -> Tensor:
-    """``geometry.retract_rows`` with ``angle``, by kernels; once differentiable.
+    """``geometry.retract_rows`` with ``angle``, by kernels; it has first derivatives only.
 
     Args:
         h, f: (..., d), any floating dtypes.
         step, radius: as in :mod:`triton_launch`; they may require grad.
         angle: elementwise ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope there, of a tensor (..., 1).
+
+    Raises:
+        RuntimeError: a second derivative, in the backward pass.
     """
     stats, beta = triton_launch.row_dots(h, f, step)
     theta, kappa = _angle_and_slope(angle, beta.reshape(*h.shape[:-1], 1))
@@ -64,8 +66,12 @@ class _AtAngle(torch.autograd.Function):
         return triton_launch.combine(h, f, stats, step, radius)[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the kernels with an angle function have first derivatives only: create_graph=True needs "
+                "SPHERET_BACKEND=autograd"
+            )
         h, f, kappa, stats, *saved = ctx.saved_tensors
         step, radius = (saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
         dh, df, sums = triton_launch.backward(g, None, h, f, stats, step, 1.0, radius, kappa=kappa)
