@@ -237,7 +237,7 @@ def tests(bench: Bench) -> Figures:
     """(d) The kernels' own tests, on the GPU against float64."""
     chosen = [
         "tests/kernels/test_triton.py",
-        "tests/kernels/test_triton_angle.py",
+        "tests/kernels/test_custom_angle.py",
         "tests/kernels/test_triton_operator.py",
     ]
     if bench.dry:
@@ -304,16 +304,13 @@ def graph(bench: Bench) -> Figures:
 
 def compiled(bench: Bench) -> Figures:
     """(e) The operators inside one compiled graph, forward and backward, against eager calls of them."""
-    import math
+    import spheret
 
-    from spheret.kernels import operator, triton_operator
-
-    triton_operator.register(bench.device)
     h, f, g = bench.tensors(3, *((4, 64) if bench.dry else (1000, 768)))
     inputs = [t.requires_grad_() for t in (h, f, bench.scalar(0.7), bench.scalar(1.5))]
 
     def block(h: Tensor, f: Tensor, step: Tensor, p: Tensor) -> Tensor:
-        return operator.retract_rows(2 * h, f.sin(), step, 1.0, p, 1.0, None, math.nan)[0] * 0.5
+        return spheret.retract(2 * h, f.sin(), alpha=step, p=p) * 0.5
 
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
         out = function(*inputs)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from spheret.connections import build_connection, parse_scheme
-from spheret.kernels import dispatch
+from spheret.kernels import operator
 
 ROWS, DIM = 64, 16
 
@@ -58,7 +58,7 @@ def test_cost_is_what_is_stated(scheme: str) -> None:
 def test_cost_of_a_rotation_is_what_is_stated(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     forward, backward = moved(scheme)
-    monkeypatch.setattr(dispatch, "FORCED", "autograd")
+    monkeypatch.setattr(operator, "FORCED", "autograd")
     plain = sum(moved(scheme))
     assert stated(scheme) == (
         f"{forward + backward} units, {forward} forward and {backward} backward, in the compiled loops; "

@@ -99,7 +99,7 @@ def test_every_mixture_of_dtypes_rounds_once(h_dtype: torch.dtype, f_dtype: torc
 
 @pytest.mark.parametrize("backend", ["numba", "autograd"])
 def test_autocast_changes_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spheret.kernels.dispatch.FORCED", backend)
+    monkeypatch.setattr("spheret.kernels.operator.FORCED", backend)
     h, f = rows(5, 64), rows(5, 64, dtype=BF16, seed=1)
     with torch.autocast("cpu", BF16):
         inside = gradients(spheret.retract, [h, f])

@@ -15,14 +15,15 @@ from torch import Tensor
 from spheret.kernels import team
 
 PARALLEL_FROM = 1 << 14  # elements: below, waking a second thread costs more than it saves
-KEPT = 2  # float32 numbers of each row
 Scalar = Tensor | float | None
 
 _INSTALLED = importlib.util.find_spec("numba") is not None
 
 
-def unavailable() -> str:
-    """Why the loops cannot run here, or the empty string."""
+def unavailable(h: Tensor | None = None) -> str:
+    """Why the loops cannot serve rows like these (or any), or the empty string."""
+    if h is not None and h.device.type != "cpu":
+        return f"tensors lie on {h.device.type}"
     if not _INSTALLED:
         return 'Numba is not installed (pip install "spheret[cpu]")'
     # A compiler that traces this takes the installed package at its word: it cannot follow an import.
@@ -43,12 +44,19 @@ def _entries() -> ModuleType:
     return importlib.import_module("spheret.kernels.entries")
 
 
-def forward(h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar) -> tuple[Tensor, Tensor]:
-    """The retraction (..., d) in the dtype of ``h``, and the radial coefficient of each row in two parts, (2, rows)
-    float32, which the backward wants back."""
-    out, kept = torch.empty(h.shape, dtype=torch.float32), torch.empty((KEPT, _rows(h)), dtype=torch.float32)
+def kept_like(h: Tensor, f: Tensor) -> Tensor:
+    """An empty tensor like the third that :func:`forward` returns."""
+    return h.new_empty((2, _rows(h)), dtype=torch.float32)
+
+
+def forward(
+    h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar, read_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The retraction (..., d) in the dtype of ``h``, the same in ``read_dtype`` unless that is None, and the radial
+    coefficient of each row in two parts, (2, rows) float32, which the backward wants back."""
+    out, kept = torch.empty(h.shape, dtype=torch.float32), kept_like(h, f)
     _call("forward", h.shape, (step, p, radius), (_plain(h), _plain(f), out, kept))
-    return out.to(h.dtype), kept
+    return out.to(h.dtype), None if read_dtype is None else out.to(read_dtype), kept
 
 
 def backward(
@@ -62,28 +70,36 @@ def backward(
     return dh.to(h.dtype), df.to(f.dtype), sums.sum(0)
 
 
-def measure(h: Tensor, f: Tensor) -> Tensor:
-    """Statistics of each row for an angle function that is evaluated elsewhere, (6, rows) float64: |h|^2,
-    c = <h,f>/|h|^2, |f - c h|^2, and room for cos(theta), sin(theta)/beta and d theta/d beta."""
-    rows = torch.empty((6, _rows(h)), dtype=torch.float64)
-    _call("measure", h.shape, (None, None, None), (_plain(h), _plain(f), rows))
-    return rows
+def measure(h: Tensor, f: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
+    """Statistics (6, rows) float64 of each row, the last three without values, and beta (rows,), for an angle function
+    that is evaluated elsewhere."""
+    stats = torch.empty((6, _rows(h)), dtype=torch.float64)
+    _call("measure", h.shape, (None, None, None), (_plain(h), _plain(f), stats))
+    alive = stats[0] > 0
+    return stats, abs(_value(step)) * torch.where(alive, stats[2] / torch.where(alive, stats[0], 1.0), 0.0).sqrt()
 
 
-def combine(h: Tensor, f: Tensor, rows: Tensor, step: Scalar, radius: Scalar) -> tuple[Tensor, Tensor]:
-    """:func:`forward` for statistics of :func:`measure` with the angles filled in."""
-    out, kept = torch.empty(h.shape, dtype=torch.float32), torch.empty((KEPT, _rows(h)), dtype=torch.float32)
-    _call("combine", h.shape, (step, None, radius), (_plain(h), _plain(f), rows, out, kept))
-    return out.to(h.dtype), kept
+def combine(
+    h: Tensor, f: Tensor, stats: Tensor, beta: Tensor, theta: Tensor, kappa: Tensor, step: Scalar, radius: Scalar
+) -> Tensor:
+    """The retraction by the angles theta (rows,) with slopes kappa, with which the statistics are completed in
+    place."""
+    stats[3], stats[5] = theta.cos(), kappa
+    stats[4] = torch.where(beta > 0, theta.sin() / torch.where(beta > 0, beta, 1.0), 1.0)
+    out = torch.empty(h.shape, dtype=torch.float32)
+    _call("combine", h.shape, (step, None, radius), (_plain(h), _plain(f), stats, out, kept_like(h, f)))
+    return out.to(h.dtype)
 
 
 def backward_with_angle(
-    g: Tensor, h: Tensor, f: Tensor, kept: Tensor, angle: Tensor, step: Scalar, radius: Scalar
+    g: Tensor, h: Tensor, f: Tensor, stats: Tensor, kappa: Tensor, step: Scalar, radius: Scalar
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`backward` for the last three rows of the statistics, (3, rows); also d loss / d theta of each row."""
+    """:func:`backward` for complete statistics; also d loss / d theta of each row."""
     dh, df, sums = _gradients(h)
     turns = torch.empty(_rows(h), dtype=torch.float64)
-    tensors = (_plain(g), _plain(h), _plain(f), kept, angle.contiguous(), dh, df, sums, turns)
+    first = stats[1].float()
+    kept = torch.stack((first, (stats[1] - first).float()))
+    tensors = (_plain(g), _plain(h), _plain(f), kept, stats[3:], dh, df, sums, turns)
     _call("backward_with_angle", h.shape, (step, None, radius), tensors)
     return dh.to(h.dtype), df.to(f.dtype), sums.sum(0), turns
 
@@ -102,7 +118,9 @@ def _plain(t: Tensor) -> Tensor:
 
 
 def _value(scalar: Scalar, default: float = math.nan) -> float:
-    return default if scalar is None else float(scalar)
+    if isinstance(scalar, Tensor):
+        return scalar.item()
+    return default if scalar is None else scalar
 
 
 def _call(name: str, shape: torch.Size, scalars: tuple[Scalar, ...], tensors: tuple[Tensor | None, ...]) -> None:

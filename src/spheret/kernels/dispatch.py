@@ -1,12 +1,12 @@
 """``retract``: checked arguments, then the path that serves them. ``which_backend`` says which one that is, and why.
 
-``SPHERET_BACKEND`` (read when the package is imported) forces a path: ``numba``, ``autograd`` or, by default, ``auto``.
+``SPHERET_BACKEND`` (read when the package is imported) forces a path: ``numba``, ``triton``, ``autograd`` or, by
+default, ``auto``.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +14,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spheret.geometry import Angle, Exponent, compute_dtype, retract_rows
-from spheret.kernels import cpu
+from spheret.kernels import gpu, operator
 from spheret.kernels.autograd import Retraction
+from spheret.kernels.custom_angle import retract_with_angle
 from spheret.kernels.fused import FusedRetraction
-
-BACKENDS = ("auto", "numba", "autograd")
-FORCED = os.environ.get("SPHERET_BACKEND", "auto")
 
 
 class Backend(NamedTuple):
-    """``numba``: one compiled loop per direction. ``autograd``: PyTorch operations with the hand-written backward.
+    """``numba``, ``triton``: one compiled loop or kernel per direction. ``autograd``: PyTorch operations with the hand-written backward.
     ``reference``: PyTorch operations throughout."""
 
     name: str
@@ -95,7 +93,9 @@ def _retract(
     _check(h, f, alpha, p, radius)
     p = p if isinstance(p, Tensor) else float(p)
     backend = which_backend(h, f, alpha=alpha, p=p, angle=angle, radius=radius).name
-    if backend == "numba":
+    if backend in ("numba", "triton"):
+        if angle is not None:
+            return retract_with_angle(h, f, alpha, angle, radius), None
         result: Any = FusedRetraction.apply(h, f, alpha, p, radius, read_dtype)
         return (result, None) if read_dtype is None else result
     if backend == "reference":
@@ -120,18 +120,24 @@ def which_backend(
     Raises:
         RuntimeError: ``SPHERET_BACKEND`` forces a path that cannot run, or names none.
     """
-    if FORCED not in BACKENDS:
-        raise RuntimeError(f"SPHERET_BACKEND={FORCED!r}: choose one of {', '.join(BACKENDS)}")
-    if angle is not None:
-        return Backend("reference", "a custom angle function is differentiated by autograd")
+    forced = operator.FORCED
+    if forced not in operator.BACKENDS:
+        raise RuntimeError(f"SPHERET_BACKEND={forced!r}: choose one of {', '.join(operator.BACKENDS)}")
     if in_function_transform():
         return Backend("reference", "inside a torch.func transform")
-    if FORCED == "autograd":
-        return Backend("autograd", "forced by SPHERET_BACKEND")
-    obstacle = _obstacle_to_loops(h, f, (alpha, p, radius))
-    if obstacle and FORCED == "numba":
-        raise RuntimeError(f"SPHERET_BACKEND=numba cannot run here: {obstacle}")
-    return Backend("autograd", obstacle) if obstacle else Backend("numba", "rows of at most 32 bits on the CPU")
+    plain = "autograd" if angle is None else "reference"
+    if forced == "autograd":
+        return Backend(plain, "forced by SPHERET_BACKEND")
+    kernels = operator.kernels(h)
+    name = "triton" if kernels is gpu else "numba"
+    obstacle = _obstacle(h, f, (alpha, p, radius)) or kernels.unavailable(h)
+    if not obstacle and name == "numba" and torch.float64 in (h.dtype, f.dtype):
+        obstacle = "float64 rows: the loops compute in float32"
+    if not obstacle and angle is not None and torch.compiler.is_compiling():
+        obstacle = "a custom angle function, which the compiler fuses"
+    if forced in ("numba", "triton") and (obstacle or forced != name):
+        raise RuntimeError(f"SPHERET_BACKEND={forced} cannot run here: {obstacle or f'tensors lie on {h.device.type}'}")
+    return Backend(plain, obstacle) if obstacle else Backend(name, f"rows of {h.dtype} on {h.device.type}")
 
 
 def in_function_transform() -> bool:
@@ -139,17 +145,18 @@ def in_function_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _obstacle_to_loops(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
-    """Why the compiled CPU loops cannot serve these arguments, or the empty string."""
-    if h.device.type != "cpu" or f.device.type != "cpu":
-        return f"tensors lie on {h.device.type}"
-    if torch.float64 in (h.dtype, f.dtype):
-        return "float64 rows: the loops compute in float32"
+def _obstacle(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
+    """Why neither compiled loops nor kernels can serve these arguments, or the empty string."""
+    if h.device != f.device:
+        return f"tensors lie on {h.device} and {f.device}"
     if any(is_traceable_wrapper_subclass(t) for t in (h, f)):
         return f"{type(h).__name__} and {type(f).__name__} are not plain tensors"
-    if any(isinstance(v, Tensor) and (v.numel() != 1 or v.device.type != "cpu") for v in scalars):
+    tensors = [v for v in scalars if isinstance(v, Tensor)]
+    if any(v.numel() != 1 for v in tensors):
         return "step, p or radius differ from row to row"
-    return cpu.unavailable()
+    if any(v.device != h.device for v in tensors):
+        return f"step, p or radius do not lie on {h.device}"
+    return ""
 
 
 def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Tensor | float | None) -> None:

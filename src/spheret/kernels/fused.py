@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import Gradients, compute_dtype, retract_vjp
-from spheret.kernels import cpu
-from spheret.kernels.operator import Scalar, retract_rows, retract_rows_backward, split_all
+from spheret.kernels.operator import Scalar, kernels, retract_rows, retract_rows_backward, split_all
 
 
 class FusedRetraction(torch.autograd.Function):
@@ -26,17 +25,18 @@ class FusedRetraction(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar, read_dtype: torch.dtype | None
     ) -> Tensor | tuple[Tensor, Tensor]:
+        extra = None if read_dtype == h.dtype else read_dtype
         if _as_operator():
-            out, kept = retract_rows(h, f, *split_all(step, p, radius))
+            out, read, kept = retract_rows(h, f, *split_all(step, p, radius), extra)
         else:
-            out, kept = cpu.forward(h, f, step, p, radius)
+            out, read, kept = kernels(h).forward(h, f, step, p, radius, extra)
         scalars = (step, p, radius)
         ctx.save_for_backward(h, f, kept, *(v for v in scalars if isinstance(v, Tensor)))
         ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in scalars)
         ctx.set_materialize_grads(False)
         if read_dtype is None:
             return out
-        return out, out.view_as(out) if read_dtype == out.dtype else out.to(read_dtype)
+        return out, out.view_as(out) if extra is None else read
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -55,7 +55,7 @@ class FusedRetraction(torch.autograd.Function):
         elif _as_operator():
             dh, df, sums = retract_rows_backward(g, g2, h, f, kept, *split_all(*scalars))
         else:
-            dh, df, sums = cpu.backward(g, g2, h, f, kept, *scalars)
+            dh, df, sums = kernels(h).backward(g, g2, h, f, kept, *scalars)
         wanted = ctx.needs_input_grad[2:5]
         return dh, df, *(_shaped(sums[i], scalars[i]) if wanted[i] else None for i in range(3)), None
 
@@ -85,19 +85,23 @@ def _shaped(grad: Tensor | None, like: Any) -> Tensor | None:
     return None if grad is None else grad.sum().to(like.dtype).reshape(like.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    h, f, step, step_value, p, p_value, radius, radius_value = inputs
-    ctx.save_for_backward(h, f, output[1], step, p, radius)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    h, f, step, step_value, p, p_value, radius, radius_value, _ = inputs
+    ctx.save_for_backward(h, f, output[2], step, p, radius)
     ctx.values = step_value, p_value, radius_value
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
 
 
-def _operator_backward(ctx: Any, g: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _operator_backward(ctx: Any, g: Tensor | None, g2: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     h, f, kept, *tensors = ctx.saved_tensors
+    present = [t for t in (g, g2) if t is not None and t.numel() == h.numel()]
+    if not present:
+        return (None,) * 9
     pairs = [part for pair in zip(tensors, ctx.values, strict=True) for part in pair]
-    dh, df, sums = retract_rows_backward(g, None, h, f, kept, *pairs)
+    dh, df, sums = retract_rows_backward(present[0], present[1] if len(present) > 1 else None, h, f, kept, *pairs)
     ds, dp, dr = (None if like is None else _shaped(sums[i], like) for i, like in enumerate(tensors))
-    return dh, df, ds, None, dp, None, dr, None
+    return dh, df, ds, None, dp, None, dr, None, None
 
 
 retract_rows.register_autograd(_operator_backward, setup_context=_setup_context)

@@ -1,5 +1,5 @@
-"""The compiled loops as operators of ``torch.library``: ``torch.compile`` (which does not open them), export and
-selective checkpointing see one node each way.
+"""The compiled loops and kernels as operators of ``torch.library``: ``torch.compile`` (which does not open them),
+export and selective checkpointing see one node each way.
 
 A scalar comes as a one-element tensor where it has a gradient and as a float where it has none; a radius of NaN keeps
 the norm of h. Dtypes may differ; statistics are float32 or better, and results have the dtype of the tensor that they
@@ -9,17 +9,26 @@ belong to, under autocast too.
 from __future__ import annotations
 
 import math
+import os
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spheret.kernels import cpu
+from spheret.kernels import cpu, gpu
 
 Scalar = Tensor | float | None
+BACKENDS = ("auto", "numba", "triton", "autograd")
+FORCED = os.environ.get("SPHERET_BACKEND", "auto")
 
 
-@torch.library.custom_op("spheret::retract", mutates_args=(), device_types="cpu")
+def kernels(h: Tensor) -> ModuleType:
+    """The module whose loops or kernels serve rows like these."""
+    return gpu if h.device.type == "cuda" or FORCED == "triton" else cpu
+
+
+@torch.library.custom_op("spheret::retract", mutates_args=(), device_types=("cpu", "cuda"))
 def retract_rows(
     h: Tensor,
     f: Tensor,
@@ -29,13 +38,16 @@ def retract_rows(
     p_value: float,
     radius: Tensor | None,
     radius_value: float,
-) -> tuple[Tensor, Tensor]:
-    """``h``, ``f`` (..., d) -> the retraction (..., d) in the dtype of ``h``, and (2, rows) float32
-    for the backward."""
-    return cpu.forward(h, f, *_either((step, p, radius), (step_value, p_value, radius_value)))
+    read_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``h``, ``f`` (..., d) -> the retraction (..., d) in the dtype of ``h``; the same in ``read_dtype``, or an empty
+    tensor; and what the backward wants back of each row."""
+    scalars = _either((step, p, radius), (step_value, p_value, radius_value))
+    out, read, kept = kernels(h).forward(h, f, *scalars, read_dtype)
+    return out, h.new_empty(0) if read is None else read, kept
 
 
-@torch.library.custom_op("spheret::retract_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("spheret::retract_backward", mutates_args=(), device_types=("cpu", "cuda"))
 def retract_rows_backward(
     g: Tensor,
     g2: Tensor | None,
@@ -51,17 +63,21 @@ def retract_rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of h and f for the sum of ``g`` and ``g2``, and those of step, p and radius over all rows, (3,)
     float64."""
-    return cpu.backward(g, g2, h, f, kept, *_either((step, p, radius), (step_value, p_value, radius_value)))
+    scalars = _either((step, p, radius), (step_value, p_value, radius_value))
+    return kernels(h).backward(g, g2, h, f, kept, *scalars)
 
 
-def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tuple[Tensor | float, ...]:
-    return tuple(value if tensor is None else tensor for tensor, value in zip(tensors, values, strict=True))
+def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tuple[Scalar, ...]:
+    return tuple(
+        (None if math.isnan(value) else value) if tensor is None else tensor
+        for tensor, value in zip(tensors, values, strict=True)
+    )
 
 
 @retract_rows.register_fake
-def _(h: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    rows = h.numel() // h.shape[-1]
-    return h.new_empty(h.shape), h.new_empty((cpu.KEPT, rows), dtype=torch.float32)
+def _(h: Tensor, f: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    read = h.new_empty(0) if rest[-1] is None else h.new_empty(h.shape, dtype=rest[-1])
+    return h.new_empty(h.shape), read, kernels(h).kept_like(h, f)
 
 
 @retract_rows_backward.register_fake

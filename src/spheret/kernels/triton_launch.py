@@ -1,6 +1,6 @@
 """The Triton kernels on tensors: layouts, sizes of programs, and what is allocated.
 
-``h``, ``f`` and gradients are (..., d) with d up to ``MAX_WIDTH``, each float32, bfloat16, float16 or float64, with
+``h``, ``f`` and gradients are (..., d) with d up to 16,384, each float32, bfloat16, float16 or float64, with
 any strides. ``step``, ``p`` and ``radius`` are Python floats, or tensors on the same device with one element or one
 per row: nothing here waits for the device, so that a CUDA graph can record it. Results are contiguous, nothing is
 written but them, and no sum depends on the order in which programs run.
@@ -18,7 +18,6 @@ from torch import Tensor
 from spheret.geometry import compute_dtype
 from spheret.kernels import triton_rows
 
-MAX_WIDTH = 16_384
 Scalar = Tensor | float
 
 
@@ -60,7 +59,7 @@ def backward(
     need_p: bool = True,
     need_sums: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of ``h`` and ``f``, and those of step, p and radius row by row, (3, rows); see :func:`total`.
+    """Gradients of ``h`` and ``f``, and those of step, p and radius row by row, (3, rows).
 
     ``branch_g`` is the gradient of the second output of :func:`forward`. With ``kappa`` (rows,) the angle is a
     function of its own with that slope: ``p`` is not read, and the second row of the sums is the gradient of the
@@ -121,20 +120,6 @@ def combine(
         RADIUS_STRIDE=_stride(radius),
     )
     return out, branch
-
-
-def total(per_row: Tensor, shape: torch.Size, like: Tensor) -> Tensor:
-    """Per-row gradients (rows,) of rows (..., d) of this shape, summed in float64 to the parameter they belong to."""
-    if like.numel() == 1:
-        return per_row.sum(dtype=torch.float64).to(like.dtype).reshape(like.shape)
-    return per_row.reshape(*shape[:-1], 1).double().sum_to_size(like.shape).to(like.dtype)
-
-
-def obstacle(h: Tensor) -> str:
-    """Why the kernels cannot serve rows of this kind, or the empty string."""
-    if h.shape[-1] > MAX_WIDTH:
-        return f"rows of {h.shape[-1]:,} numbers do not fit into registers ({MAX_WIDTH:,} do)"
-    return ""
 
 
 def program_size(d: int) -> tuple[int, int, int]:

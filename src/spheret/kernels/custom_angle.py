@@ -13,41 +13,39 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import Angle
-from spheret.kernels import triton_launch
-from spheret.kernels.triton_launch import Scalar
+from spheret.kernels.operator import Scalar, kernels
 
 
-def retract_with_angle(h: Tensor, f: Tensor, step: Scalar, angle: Angle, radius: Scalar | None = None) -> Tensor:
-    """``geometry.retract_rows`` with ``angle``, by kernels; it has first derivatives only.
+def retract_with_angle(h: Tensor, f: Tensor, step: Scalar, angle: Angle, radius: Scalar = None) -> Tensor:
+    """``geometry.retract_rows`` with ``angle``, by the compiled loops or kernels; it has first derivatives only.
 
     Args:
         h, f: (..., d), any floating dtypes.
-        step, radius: as in :mod:`triton_launch`; they may require grad.
+        step, radius: floats, or tensors of one element, which may require grad.
         angle: elementwise ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope there, of a tensor (..., 1).
 
     Raises:
         RuntimeError: a second derivative, in the backward pass.
     """
-    stats, beta = triton_launch.row_dots(h, f, step)
+    stats, beta = kernels(h).measure(h, f, step)
     theta, kappa = _angle_and_slope(angle, beta.reshape(*h.shape[:-1], 1))
-    triton_launch.set_angle(stats, beta, theta.detach().flatten())
-    out: Tensor = _AtAngle.apply(h, f, step, radius, theta, kappa, stats)
+    out: Tensor = _AtAngle.apply(h, f, step, radius, theta, kappa, stats, beta)
     return out
 
 
-def _angle_and_slope(angle: Angle, beta: Tensor) -> tuple[Tensor, Tensor | None]:
-    """theta with the graph of what the function closes over, and its slope (rows,) where gradients are wanted."""
+def _angle_and_slope(angle: Angle, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """theta with the graph of what the function closes over, and its slope (rows,), 1 where nobody asks."""
     # Never 0 itself, where the root or quotient of an angle function may have no derivative.
     beta = beta.clamp_min(1e-150 if beta.dtype == torch.float64 else 1e-18)
     if not torch.is_grad_enabled():
-        return angle(beta), None
+        return angle(beta), torch.ones_like(beta).flatten()
     theta = angle(beta.requires_grad_())
     (kappa,) = torch.autograd.grad(theta.sum(), beta, retain_graph=True)
     return theta, kappa.flatten()
 
 
 class _AtAngle(torch.autograd.Function):
-    """``apply(h, f, step, radius, theta, kappa, stats)``."""
+    """``apply(h, f, step, radius, theta, kappa, stats, beta)``."""
 
     @staticmethod
     def forward(
@@ -55,35 +53,39 @@ class _AtAngle(torch.autograd.Function):
         h: Tensor,
         f: Tensor,
         step: Scalar,
-        radius: Scalar | None,
+        radius: Scalar,
         theta: Tensor,
-        kappa: Tensor | None,
+        kappa: Tensor,
         stats: Tensor,
+        beta: Tensor,
     ) -> Tensor:
+        out: Tensor = kernels(h).combine(h, f, stats, beta, theta.detach().flatten(), kappa, step, radius)
         ctx.save_for_backward(h, f, kappa, stats, *(v for v in (step, radius) if isinstance(v, Tensor)))
         ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in (step, radius))
         ctx.theta = theta.shape, theta.dtype
-        return triton_launch.combine(h, f, stats, step, radius)[0]
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the kernels with an angle function have first derivatives only: create_graph=True needs "
+                "a retraction with an angle function of its own has first derivatives only: create_graph=True needs "
                 "SPHERET_BACKEND=autograd"
             )
         h, f, kappa, stats, *saved = ctx.saved_tensors
         step, radius = (saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
-        dh, df, sums = triton_launch.backward(g, None, h, f, stats, step, 1.0, radius, kappa=kappa)
-        assert sums is not None
+        dh, df, sums, turns = kernels(h).backward_with_angle(g, h, f, stats, kappa, step, radius)
         shape, dtype = ctx.theta
         wanted = ctx.needs_input_grad
+
+        def shaped(grad: Tensor, like: Any) -> Tensor:
+            return grad.to(like.dtype).reshape(like.shape)
+
         return (
             dh,
             df,
-            triton_launch.total(sums[0], h.shape, step) if wanted[2] else None,
-            triton_launch.total(sums[2], h.shape, radius) if wanted[3] else None,
-            sums[1].reshape(shape).to(dtype) if wanted[4] else None,
-            None,
-            None,
+            shaped(sums[0], step) if wanted[2] else None,
+            shaped(sums[2], radius) if wanted[3] else None,
+            turns.reshape(shape).to(dtype) if wanted[4] else None,
+            *(None,) * 3,
         )
