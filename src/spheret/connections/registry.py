@@ -9,8 +9,11 @@ import types
 import typing
 from typing import Any, Literal
 
+from spheret.connections.angpt import ANGPTScheme
 from spheret.connections.base import Connection, Scheme, Stream
 from spheret.connections.geonorm import GeoNormScheme
+from spheret.connections.gpt_qknorm import GPTQKNormScheme
+from spheret.connections.ngpt import NGPTScheme
 from spheret.connections.post_ln import PostLNScheme
 from spheret.connections.pre_ln import PreLNScheme
 from spheret.connections.spheret import SpheretScheme
@@ -21,6 +24,9 @@ SCHEMES: dict[str, type[Scheme]] = {
     "post-ln": PostLNScheme,
     "geonorm": GeoNormScheme,
     "spheret": SpheretScheme,
+    "gpt-qknorm": GPTQKNormScheme,
+    "ngpt": NGPTScheme,
+    "angpt": ANGPTScheme,
 }
 ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
 # What `available` lists for a scheme that is a family: members worth a row of their own.

@@ -10,17 +10,12 @@ from torch import Tensor, nn
 
 from spheret.connections.base import ParameterRole, Stream
 from spheret.connections.scalars import Float32Module, LearnedExponent
-from spheret.geometry import norm
+from spheret.geometry import unit
 
 
 def onto_sphere(h: Tensor, radius: Tensor) -> Tensor:
     """``radius h / |h|``, (..., d) row by row. A row of zeros has no direction: it stays zero, its gradient finite."""
-    return radius * (h / norm(_some_direction(h)))
-
-
-def _some_direction(h: Tensor) -> Tensor:
-    # The square root in the norm has no derivative at 0, so it never sees a row of zeros.
-    return torch.where(h.any(dim=-1, keepdim=True), h, 1.0)
+    return radius * unit(h)
 
 
 class Radius(Float32Module):

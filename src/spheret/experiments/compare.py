@@ -133,7 +133,7 @@ class Comparison:
             "tokens_per_run": run.total_steps * run.tokens_per_step,
             "schedule": config.schedule,
             "warmup_steps": run.warmup_steps,
-            "weight_decay": config.weight_decay,
+            "weight_decay": run.weight_decay,
             "grad_clip": config.grad_clip,
             "dtype": config.dtype,
             "model": model,

@@ -2,7 +2,7 @@
 
 from spheret.geometry.angles import Angle, Exponent, angle, angle_exponent_slope, angle_slope, cos_and_sinc
 from spheret.geometry.retraction import retract_rows, retract_vjp
-from spheret.geometry.sphere import compute_dtype, norm, row_scale, rows
+from spheret.geometry.sphere import compute_dtype, norm, row_scale, rows, unit
 
 __all__ = [
     "Angle",
@@ -17,4 +17,5 @@ __all__ = [
     "retract_vjp",
     "row_scale",
     "rows",
+    "unit",
 ]

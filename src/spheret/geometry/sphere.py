@@ -85,6 +85,13 @@ def norm(h: Tensor) -> Tensor:
     return has_direction(a) * a * torch.sqrt((x * x).sum(-1, keepdim=True).clamp_min(1.0))
 
 
+def unit(h: Tensor) -> Tensor:
+    """``h / |h|``, (..., d) row by row, in the compute dtype. A row of zeros has no direction: it stays zero, its
+    gradient finite."""
+    # The square root in the norm has no derivative at 0, so it never sees a row of zeros.
+    return h / norm(torch.where(h.any(dim=-1, keepdim=True), h, 1.0))
+
+
 def has_direction(scale: Tensor) -> Tensor:
     """Whether a row of this scale is told from zero; a hidden state without a direction is left where it is."""
     return scale > torch.finfo(scale.dtype).tiny
