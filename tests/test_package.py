@@ -60,6 +60,7 @@ def test_rooms_are_small() -> None:
 def test_no_scheme_is_named_outside_connections() -> None:
     """Models, data, training and evaluation talk to the protocol."""
     names = ('"pre-ln"', '"post-ln"', '"geonorm"', '"proj"', '"cay"', "SpheretNorm", "PreLN", "PostLN", "GeoNorm")
+    names += ('"gpt-qknorm"', '"ngpt"', '"angpt"')
     for part in ("models", "data", "training", "evaluation", "diagnostics"):
         for path in (ROOT / "src" / "spheret" / part).rglob("*.py"):
             text = path.read_text(encoding="utf-8")

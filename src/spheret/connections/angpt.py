@@ -101,7 +101,7 @@ class ANGPTScheme(Scheme):
     """Options of ``angpt``: where alpha and s_z start; ``..._scale`` is what is stored there, None for 1/sqrt(d)."""
 
     name: ClassVar[str] = "angpt"
-    training: ClassVar[TrainingDefaults] = TrainingDefaults(weight_decay=0.0, warmup=0.0)
+    training: ClassVar[TrainingDefaults] = TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=6.0)
     equation: ClassVar[str] = "h' = nu(alpha) (h + alpha (F(h) - h)), nu(alpha) = 1/sqrt(alpha^2 + (1 - alpha)^2)"
     placement: ClassVar[str] = "constants on the outputs of all linear maps; queries and keys normalised; no other norm"
     source: ClassVar[str] = "arXiv 2505.22014 (abstract read; formulas second hand)"

@@ -9,9 +9,9 @@ stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as it is; rotary p
 norm, an untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised
 once and after every optimizer step; weight decay 0, warm-up 0.
 Differences: ``mlp_scale=paper`` multiplies v alone by sqrt(d), as the paper's text and lucidrains' port do. The code's
-rotary positions are not a rotation; ours are. The code divides h by its norm once more in front of the step, which
-changes nothing: here |h| = 1 from the embedding on (derived). ``weights=bounded`` is the ablation of arXiv 2505.22014
-(second hand): norms at most 1.
+rotary positions are not a rotation; ours are. The code divides h by its norm in front of every step; here |h| = 1 from
+the embedding on, which is normalised on entry (derived). ``weights=bounded``, norms of at most 1, is an ablation of
+arXiv 2505.22014 (second hand).
 
 Parameters: one vector alpha of width d per connection; 1 + 8 vectors of width d per block, one of the vocabulary's.
 Cost: reads h and f, writes h'; two norms per connection.
@@ -73,7 +73,7 @@ class NGPTScheme(Scheme):
 
     name: ClassVar[str] = "ngpt"
     keeps_norm: ClassVar[bool] = True
-    training: ClassVar[TrainingDefaults] = TrainingDefaults(weight_decay=0.0, warmup=0.0)
+    training: ClassVar[TrainingDefaults] = TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=6.0)
     equation: ClassVar[str] = "h' = Norm(h + alpha (Norm(F(h)) - h)), Norm(x) = x/|x|"
     placement: ClassVar[str] = "states, queries, keys and all weight vectors on the unit sphere; no other norm"
     source: ClassVar[str] = "arXiv 2410.01131, github.com/NVIDIA/ngpt"

@@ -82,7 +82,9 @@ class TrainingDefaults:
     Attributes:
         weight_decay: decoupled weight decay.
         warmup: linear warm-up, below 1 a share of all steps, otherwise a number of steps.
+        lr_factor: on the learning rates that are tried where none are given.
     """
 
     weight_decay: float | None = None
     warmup: float | None = None
+    lr_factor: float = 1.0

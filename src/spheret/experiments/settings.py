@@ -13,6 +13,7 @@ from spheret.training.config import ComputeType, Switch
 from spheret.training.schedule import ScheduleKind
 
 WARMUP, WEIGHT_DECAY = 0.1, 0.1
+DEFAULT_SHARE = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,12 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def default_lr(n_embd: int, share: float = 0.4) -> float:
+def scheme_lr(scheme: str, n_embd: int, share: float = DEFAULT_SHARE) -> float:
+    """``default_lr`` times the factor that the scheme asks for."""
+    return default_lr(n_embd, share * parse_scheme(scheme).training.lr_factor)
+
+
+def default_lr(n_embd: int, share: float = DEFAULT_SHARE) -> float:
     """Peak learning rate where none is given, ``share / d`` to two digits: a hidden unit sums over d inputs, so that
     steps of one size in every weight, which are what Adam takes, move it by a share that grows with d."""
     return float(f"{share / n_embd:.2g}")
