@@ -55,7 +55,7 @@ def run(command: SchemesCommand) -> int:
 def _word(value: Any) -> str:
     """An option's value in the grammar of scheme names."""
     if value is None:
-        return "(by the model's depth)"
+        return "(by the model's size)"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

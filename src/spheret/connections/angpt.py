@@ -1,5 +1,5 @@
-r"""anGPT, the approximately normalised transformer: ``h' = nu(alpha) (h + alpha (F(h) - h))`` with ``nu(alpha) =
-1/sqrt(alpha^2 + (1 - alpha)^2)`` (arXiv 2505.22014). Constants in place of norms keep all states near norm 1.
+r"""anGPT: ``h' = nu(alpha) (h + alpha (F(h) - h))``, constants in place of norms (arXiv 2505.22014). With ``nu(alpha) =
+1/sqrt(alpha^2 + (1 - alpha)^2)`` and a constant behind every map all states stay near norm 1.
 
     q, k, v = nu_qkv W h,  nu_qkv = sqrt(d/d_h)     attention out = nu_p W_p y,  nu_p = sqrt(d_h/d)
     u, z = nu_uz W_uz h,  nu_uz = sqrt(d/4d)        MLP = nu_d W_d (nu_acf u silu(sqrt(d) z)),  nu_d = sqrt(4d/d)
@@ -11,9 +11,10 @@ rows with |w| <= 1, initial weights normalised, SwiGLU, RoPE and QK normalisatio
 alpha's start .01. Derived: sqrt(d) in the gate, the only scale that gives the reported nu_acf (3.74 there); rows are
 output neurons, as nu_d = 2 demands. nu(alpha) assumes <F, h> = 0.
 Guesses, each an option: alpha a vector of width d (``alpha_shape``) with one nu for all of it, from the mean of
-alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation), its sign free; stored scales 1/sqrt(d) and
-s_z starting at 1, both nGPT's; QK normalisation by RMSNorm with gains as in GPT+ (``qk_norm``); rows are bounded after
-every optimizer step, no factor on the attention's average over tokens, an untied head.
+alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation), its sign free (``positive``); stored scales
+1/sqrt(d) and s_z starting at 1, both nGPT's; QK normalisation by RMSNorm with gains as in GPT+ (``qk_norm``); an untied
+head. Without an alternative here: rows are bounded after every optimizer step (guess), and the attention's average over
+tokens has no factor, which the notes call an open problem.
 
 Parameters: one vector alpha of width d per connection, one of the vocabulary's; gains of queries and keys. Cost: reads
 h and f, writes h'.
@@ -64,9 +65,9 @@ class ApproximateStep(Connection):
     """``nu (h + alpha (f - h))``; ``nu`` is one number, from the ``mean`` over alpha's entries, or ``entry`` by entry,
     or 1 (``none``)."""
 
-    def __init__(self, dim: int, alpha: Scaling, nu: str = "mean") -> None:
+    def __init__(self, dim: int, alpha: Scaling, nu: str = "mean", *, positive: bool = False) -> None:
         super().__init__()
-        self.alpha, self.nu = ScaledVector(dim, alpha), nu
+        self.alpha, self.nu = ScaledVector(dim, alpha, positive=positive), nu
 
     def reset_parameters(self) -> None:
         self.alpha.reset_parameters()
@@ -111,6 +112,7 @@ class ANGPTScheme(Scheme):
     alpha_scale: float | None = None
     alpha_shape: Literal["vector", "scalar"] = "vector"
     nu: Literal["mean", "entry", "none"] = "mean"
+    positive: bool = False
     logits: float = 1.0
     logits_scale: float | None = None
     qk_norm: Literal["rms", "l2", "none"] = "rms"
@@ -123,7 +125,8 @@ class ANGPTScheme(Scheme):
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         alpha = scaling(self.alpha, self.alpha_scale, dim)
-        return ApproximateStep(dim if self.alpha_shape == "vector" else 1, alpha, self.nu)
+        width = dim if self.alpha_shape == "vector" else 1
+        return ApproximateStep(width, alpha, self.nu, positive=self.positive)
 
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         return InitRule(embedding_std=1 / math.sqrt(dim))

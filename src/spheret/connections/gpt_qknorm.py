@@ -1,5 +1,5 @@
-r"""GPT with QK normalisation ("GPT+", the baseline of arXiv 2505.22014): ``h' = h + F(RMS(h))`` with SwiGLU, rotary
-positions, RMSNorm on queries and keys, a final RMSNorm and a head of its own.
+r"""GPT+: ``h' = h + F(RMS(h))`` with SwiGLU, RoPE, QK normalisation (baseline of arXiv 2505.22014). RMSNorm in front of
+every sublayer and of a head of its own, and on queries and keys.
 
     RMS(x) = g x / sqrt(mean(x^2) + eps),   F: attention with RMS(q), RMS(k) head by head, or W_d (u silu(v))
 

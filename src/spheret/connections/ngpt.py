@@ -1,5 +1,5 @@
-r"""nGPT, the normalised transformer: ``h' = Norm(h + alpha (Norm(F(h)) - h))`` with ``Norm(x) = x/|x|`` (arXiv
-2410.01131). All states and all weight vectors along the embedding axis have norm 1.
+r"""nGPT: ``h' = Norm(h + alpha (Norm(F(h)) - h))``, all vectors of norm 1 (arXiv 2410.01131). With ``Norm(x) =
+x/|x|``; weight matrices have norm 1 along the embedding axis.
 
     alpha = |stored .05/scale| (d,), scale = 1/sqrt(d)        q, k <- s_qk Norm(q), s_qk Norm(k), softmax(sqrt(d_h) qk)
     u, v = sqrt(d) s_uv (W_fc h),  F = W_proj (u silu(v))     logits = s_z (W_head h)
