@@ -66,4 +66,5 @@ def test_a_method_s_own_decay_and_warmup_are_defaults() -> None:
 
 def test_learning_rates_have_the_scheme_s_factor() -> None:
     assert scheme_lr("pre-ln", 100) == default_lr(100) == 0.004
-    assert scheme_lr("ngpt", 100) == 0.024 == scheme_lr("angpt:alpha=0.02", 100)
+    assert scheme_lr("ngpt", 100) == scheme_lr("ngpt:alpha=0.02", 100) == 0.024
+    assert scheme_lr("angpt", 100) == 0.012
