@@ -125,7 +125,7 @@ def test_learning_rates_follow_the_width_where_none_are_given() -> None:
 
 
 def test_schemes_have_their_own_rates_where_none_are_given() -> None:
-    config = CompareConfig(schemes=("proj", "ngpt"), n_embd=100)
+    config = CompareConfig(schemes=("proj", "ngpt"), n_embd=100, n_head=2)
     assert config.lrs == config.rates("proj") == (0.002, 0.004, 0.008)
     assert config.rates("ngpt") == (0.012, 0.024, 0.048)
     assert [spec.lr for spec in tuning_runs(config, "ngpt", 257, "f")] == [0.012, 0.024, 0.048]

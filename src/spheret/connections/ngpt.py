@@ -29,7 +29,8 @@ from spheret.connections.base import Connection, InitRule, Scheme, Stream
 from spheret.connections.constraints import bound, matrices, normalise
 from spheret.connections.options import Factors, ModelOptions, Scaling, TrainingDefaults
 from spheret.connections.scaled_vector import ScaledVector, scaling
-from spheret.geometry import compute_dtype, unit
+from spheret.geometry import compute_dtype
+from spheret.kernels import unit
 
 
 class NormalisedStep(Connection):

@@ -2,5 +2,6 @@
 dispatch."""
 
 from spheret.kernels.dispatch import Backend, retract, which_backend
+from spheret.kernels.unit import unit
 
-__all__ = ["Backend", "retract", "which_backend"]
+__all__ = ["Backend", "retract", "unit", "which_backend"]

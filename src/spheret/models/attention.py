@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from spheret.connections.options import Factors, ModelOptions
 from spheret.connections.rms import RMSNorm
 from spheret.connections.scaled_vector import ScaledVector
-from spheret.geometry import unit
+from spheret.kernels import unit
 from spheret.models.factors import scale_rows, times
 from spheret.models.rope import rope_angles, rotate
 
