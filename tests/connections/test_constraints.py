@@ -182,6 +182,6 @@ def test_scalar_alpha_is_one_number() -> None:
 
 def test_methods_without_decay_and_warmup_say_so() -> None:
     for name in ("ngpt", "angpt"):
-        training = parse_scheme(name).training
+        training = parse_scheme(name).training(n_layers=6)
         assert (training.weight_decay, training.warmup) == (0.0, 0.0)
-    assert parse_scheme("gpt-qknorm").training.weight_decay is None
+    assert parse_scheme("gpt-qknorm").training(6).weight_decay is None

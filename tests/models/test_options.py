@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spheret.connections import parse_scheme
+from spheret.connections.options import TrainingDefaults
 from spheret.models import GPT, GPTConfig
 
 SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11}
@@ -107,4 +108,4 @@ def test_a_scheme_that_is_only_a_connection_asks_for_nothing() -> None:
     for name in ("pre-ln", "proj"):
         scheme = parse_scheme(name)
         assert scheme.model_options(16, 8) == parse_scheme("post-ln").model_options(64, 32)
-        assert scheme.training.weight_decay is None and scheme.training.warmup is None
+        assert scheme.training(6) == TrainingDefaults()

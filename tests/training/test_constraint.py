@@ -65,6 +65,7 @@ def test_a_method_s_own_decay_and_warmup_are_defaults() -> None:
 
 
 def test_learning_rates_have_the_scheme_s_factor() -> None:
-    assert scheme_lr("pre-ln", 100) == default_lr(100) == 0.004
-    assert scheme_lr("ngpt", 100) == scheme_lr("ngpt:alpha=0.02", 100) == 0.024
-    assert scheme_lr("angpt", 100) == 0.012
+    shape = {"n_embd": 100, "n_layer": 6}
+    assert scheme_lr("pre-ln", **shape) == default_lr(100) == 0.004
+    assert scheme_lr("ngpt", **shape) == scheme_lr("ngpt:alpha=0.02", **shape) == 0.024
+    assert [scheme_lr("angpt", n_embd=100, n_layer=n) for n in (2, 6, 24)] == [0.016, 0.008, 0.002]

@@ -49,7 +49,7 @@ class TrainCommand(RunSettings):
         """The run's configuration, for a vocabulary of this size."""
         return self.train_config(
             canonical_name(self.scheme),
-            lr=scheme_lr(self.scheme, self.n_embd) if self.lr is None else self.lr,
+            lr=scheme_lr(self.scheme, n_embd=self.n_embd, n_layer=self.n_layer) if self.lr is None else self.lr,
             seed=self.seed,
             vocab_size=vocab_size,
         )

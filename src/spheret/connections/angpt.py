@@ -15,8 +15,8 @@ alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation), its
 1/sqrt(d) and s_z starting at 1, both nGPT's; QK normalisation by RMSNorm with gains as in GPT+ (``qk_norm``); an untied
 head. Without an alternative here: rows are bounded after every optimizer step (guess), and the attention's average over
 tokens has no factor, which the notes call an open problem.
-Nothing bounds a state whose update is aligned with it, and the MLP answers with |h|^2: at learning rates beyond 1.6/d
-12 layers ran away within ten steps (own measurement, docs/log.md).
+Nothing bounds a state whose update is aligned with it, and the MLP answers with |h|^2: in the first steps of a run
+states run away above a learning rate of about 10/(d layers) (own measurement, docs/log.md).
 
 Parameters: one vector alpha of width d per connection, one of the vocabulary's; gains of queries and keys. Cost: reads
 h and f, writes h'.
@@ -104,7 +104,6 @@ class ANGPTScheme(Scheme):
     """Options of ``angpt``: where alpha and s_z start; ``..._scale`` is what is stored there, None for 1/sqrt(d)."""
 
     name: ClassVar[str] = "angpt"
-    training: ClassVar[TrainingDefaults] = TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=3.0)
     equation: ClassVar[str] = "h' = nu(alpha) (h + alpha (F(h) - h)), nu(alpha) = 1/sqrt(alpha^2 + (1 - alpha)^2)"
     placement: ClassVar[str] = "constants on the outputs of all linear maps; queries and keys normalised; no other norm"
     source: ClassVar[str] = "arXiv 2505.22014 (abstract read; formulas second hand)"
@@ -145,3 +144,7 @@ class ANGPTScheme(Scheme):
             factors=norm_factors(dim, head_dim),
             fixed=frozenset({"mlp", "positions"}),
         )
+
+    def training(self, n_layers: int) -> TrainingDefaults:
+        # The first, aligned updates add up over the layers, and nothing brings a state back.
+        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(4.0, 12 / n_layers))

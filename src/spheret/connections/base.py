@@ -148,7 +148,6 @@ class Scheme(ABC):
 
     name: ClassVar[str]
     keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised for every h of its stream
-    training: ClassVar[TrainingDefaults] = TrainingDefaults()  # what a run should use unless its user says otherwise
     # What ``preset=name`` stands for in a scheme's name: options, of which any that is given beside it wins.
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # options of which infinity is a value like any other
@@ -184,6 +183,10 @@ class Scheme(ABC):
         """What the scheme asks of the rest of a model of this width, with heads of ``head_dim``; the default is
         GPT-2's architecture."""
         return ModelOptions()
+
+    def training(self, n_layers: int) -> TrainingDefaults:
+        """What a run with a model of this depth should use unless its user says otherwise."""
+        return TrainingDefaults()
 
 
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:

@@ -74,7 +74,6 @@ class NGPTScheme(Scheme):
 
     name: ClassVar[str] = "ngpt"
     keeps_norm: ClassVar[bool] = True
-    training: ClassVar[TrainingDefaults] = TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=6.0)
     equation: ClassVar[str] = "h' = Norm(h + alpha (Norm(F(h)) - h)), Norm(x) = x/|x|"
     placement: ClassVar[str] = "states, queries, keys and all weight vectors on the unit sphere; no other norm"
     source: ClassVar[str] = "arXiv 2410.01131, github.com/NVIDIA/ngpt"
@@ -115,3 +114,6 @@ class NGPTScheme(Scheme):
             factors=Factors(up=math.sqrt(dim) if self.mlp_scale == "code" else 1.0, gate=math.sqrt(dim)),
             fixed=frozenset({"mlp", "qk_norm"}),
         )
+
+    def training(self, n_layers: int) -> TrainingDefaults:
+        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=6.0)

@@ -98,9 +98,10 @@ def build_connection(
 
     In a block, ``h = conn(h, F(conn.branch_input(h)))``: only with ``branch_input`` does a scheme that normalises in
     front of the sublayer do so. Options on the ends of the network and on initial weights (``final_norm``,
-    ``learn_radius``, ``gain``, ...) have no say here. What connections share, a radius to re-project onto and the
-    single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layers)``; without it, ``p=learn``
-    is an exponent of this connection alone.
+    ``learn_radius``, ``gain``, ...) have no say here, and of a scheme that is a whole model this is the residual alone:
+    what it asks of the rest is ``parse_scheme(spec).model_options(...)``. What connections share, a radius to
+    re-project onto and the single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layers)``;
+    without it, ``p=learn`` is an exponent of this connection alone.
 
     Raises:
         ValueError: an unknown scheme or option, a layer outside the model, or ``reproject=true`` without a stream.

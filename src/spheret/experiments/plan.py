@@ -72,7 +72,7 @@ class CompareConfig(RunSettings):
         """Learning rates to try for a scheme: those given, or its own."""
         if not isinstance(self.lrs, ByWidth):
             return self.lrs
-        return tuple(scheme_lr(scheme, self.n_embd, share) for share in SHARES)
+        return tuple(scheme_lr(scheme, n_embd=self.n_embd, n_layer=self.n_layer, share=share) for share in SHARES)
 
     @property
     def total_runs(self) -> int:

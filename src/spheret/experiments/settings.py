@@ -98,7 +98,7 @@ class RunSettings:
 
     def _method(self, scheme: str) -> dict[str, float]:
         """Settings that belong to the method of some schemes, where none are given."""
-        wanted = parse_scheme(scheme).training
+        wanted = parse_scheme(scheme).training(self.n_layer)
         return {
             "warmup": _first(self.warmup, wanted.warmup, WARMUP),
             "weight_decay": _first(self.weight_decay, wanted.weight_decay, WEIGHT_DECAY),
@@ -109,9 +109,9 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def scheme_lr(scheme: str, n_embd: int, share: float = DEFAULT_SHARE) -> float:
-    """``default_lr`` times the factor that the scheme asks for."""
-    return default_lr(n_embd, share * parse_scheme(scheme).training.lr_factor)
+def scheme_lr(scheme: str, *, n_embd: int, n_layer: int, share: float = DEFAULT_SHARE) -> float:
+    """``default_lr`` times the factor that the scheme asks for at this depth."""
+    return default_lr(n_embd, share * parse_scheme(scheme).training(n_layer).lr_factor)
 
 
 def default_lr(n_embd: int, share: float = DEFAULT_SHARE) -> float:

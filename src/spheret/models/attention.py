@@ -48,6 +48,7 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
         return {"c_attn.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ class GPT(nn.Module):
         self.stream.after_init(self)
 
     def stream_axes(self) -> dict[str, int]:
-        """Axis of the residual stream in the weights held directly; see ``connections.constraints``."""
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
         ends = {"wte": self.wte, "wpe": self.wpe, "lm_head": self.lm_head}
         return {f"{name}.weight": 1 for name, module in ends.items() if module is not None}
 

@@ -23,6 +23,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
         return {"c_fc.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,6 +54,7 @@ class SwiGLU(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
         return {"c_fc.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:
