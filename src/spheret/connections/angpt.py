@@ -16,7 +16,7 @@ alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation), its
 head. Without an alternative here: rows are bounded after every optimizer step (guess), and the attention's average over
 tokens has no factor, which the notes call an open problem.
 Nothing bounds a state whose update is aligned with it, and the MLP answers with |h|^2: in the first steps of a run
-states run away above a learning rate of about 10/(d layers) (own measurement, docs/log.md).
+states run away above a learning rate of about 5/(d layers); a warm-up cures it (own measurement, docs/log.md).
 
 Parameters: one vector alpha of width d per connection, one of the vocabulary's; gains of queries and keys. Cost: reads
 h and f, writes h'.
