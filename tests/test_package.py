@@ -59,7 +59,19 @@ def test_rooms_are_small() -> None:
 
 def test_no_scheme_is_named_outside_connections() -> None:
     """Models, data, training and evaluation talk to the protocol."""
-    schemes = ('"pre-ln"', '"post-ln"', '"peri-ln"', '"pre-dyt"', '"keel"', '"geonorm"', '"proj"', '"cay"')
+    schemes = (
+        '"pre-ln"',
+        '"post-ln"',
+        '"peri-ln"',
+        '"pre-dyt"',
+        '"keel"',
+        '"geonorm"',
+        '"proj"',
+        '"cay"',
+        '"gpt-qknorm"',
+        '"ngpt"',
+        '"angpt"',
+    )
     names = (*schemes, "SpheretNorm", "PreLN", "PostLN", "PeriLN", "DyT", "Keel", "GeoNorm")
     for part in ("models", "data", "training", "evaluation", "diagnostics"):
         for path in (ROOT / "src" / "spheret" / part).rglob("*.py"):

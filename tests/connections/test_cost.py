@@ -48,7 +48,7 @@ def stated(scheme: str) -> str:
     return parse_scheme(scheme).cost
 
 
-@pytest.mark.parametrize("scheme", ["pre-ln", "post-ln", "peri-ln", "pre-dyt", "keel"])
+@pytest.mark.parametrize("scheme", ["pre-ln", "post-ln", "peri-ln", "pre-dyt", "keel", "gpt-qknorm", "ngpt", "angpt"])
 def test_cost_is_what_is_stated(scheme: str) -> None:
     forward, backward = moved(scheme)
     assert stated(scheme) == f"{forward + backward} units, {forward} forward and {backward} backward"

@@ -51,7 +51,8 @@ def test_forward_and_backward(scheme: str) -> None:
 
 def test_loss_falls(scheme: str) -> None:
     model = build(scheme)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    factor = parse_scheme(scheme).training(n_layers=3).lr_factor
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 * factor)
     x, y = batch()
     first = model(x, y)[1].item()
     for _ in range(30):

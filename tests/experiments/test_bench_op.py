@@ -9,7 +9,7 @@ import torch
 
 from spheret.connections import build_connection
 from spheret.experiments.bench import to_table
-from spheret.experiments.bench_op import ADD, Junction, OpBench, bench_op
+from spheret.experiments.bench_op import ADD, COPY, Junction, OpBench, bench_op
 
 TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16, dim=8, rounds=3, warmup=1)
 
@@ -17,13 +17,17 @@ TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16,
 def test_every_variant_is_timed_in_every_round_and_in_turn() -> None:
     order: list[str] = []
     result = bench_op(TINY, on_sample=lambda name, *_: order.append(name))
-    assert order == [ADD, *TINY.schemes] * TINY.rounds
-    assert [v["variant"] for v in result["variants"]] == [ADD, *TINY.schemes]
+    assert order == [COPY, ADD, *TINY.schemes] * TINY.rounds
+    assert [v["variant"] for v in result["variants"]] == [COPY, ADD, *TINY.schemes]
     assert all(len(v["seconds"]) == len(v["ratios"]) == TINY.rounds for v in result["variants"])
     (baseline,) = [v for v in result["variants"] if v["variant"] == result["baseline"]]
     assert baseline["ratios"] == [1.0] * TINY.rounds
     assert json.loads(json.dumps(result)) == result
-    assert len(to_table(result)) == 4
+    assert len(to_table(result)) == 5
+    bytes_of = {v["variant"]: v["moved_bytes"] for v in result["variants"]}
+    unit = 4 * TINY.rows * TINY.dim
+    assert bytes_of[COPY] == 2 * unit and bytes_of[ADD] == 6 * unit  # forward, and the sum of two gradients
+    assert all(v["bandwidth_share"] > 0 for v in result["variants"] if v["moved_bytes"])
 
 
 def test_a_junction_makes_the_stream_and_the_next_input() -> None:

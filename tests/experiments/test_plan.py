@@ -122,3 +122,22 @@ def test_learning_rates_follow_the_width_where_none_are_given() -> None:
     assert CompareConfig().lrs == (0.0016, 0.0031, 0.0063)
     assert CompareConfig(n_embd=1280, n_head=20).lrs == (0.00016, 0.00031, 0.00063)
     assert CompareConfig(lrs=(1e-3,)).lrs == (1e-3,)
+
+
+def test_schemes_have_their_own_rates_where_none_are_given() -> None:
+    config = CompareConfig(schemes=("proj", "ngpt"), n_embd=100, n_head=2)
+    assert config.lrs == config.rates("proj") == (0.002, 0.004, 0.008)
+    assert config.rates("ngpt") == (0.012, 0.024, 0.048)
+    assert [spec.lr for spec in tuning_runs(config, "ngpt", 257, "f")] == [0.012, 0.024, 0.048]
+    assert "--lrs" not in config.command()  # given there, they would be the same for both
+    wider = dataclasses.replace(config, n_embd=200)
+    assert wider.rates("proj") == (0.001, 0.002, 0.004)
+    given = dataclasses.replace(config, lrs=(0.002, 0.004, 0.008))
+    assert given.rates("ngpt") == given.lrs and "--lrs" in given.command()
+
+
+def test_decay_and_warmup_of_a_method_decide_the_folder() -> None:
+    config = CompareConfig(schemes=("ngpt",), lrs=(1e-3,), steps=10)
+    assert folder(config, "ngpt") == folder(dataclasses.replace(config, weight_decay=0.0, warmup=0.0), "ngpt")
+    assert folder(config, "ngpt") != folder(dataclasses.replace(config, weight_decay=0.1), "ngpt")
+    assert folder(config, "ngpt") != folder(dataclasses.replace(config, head="tied"), "ngpt")

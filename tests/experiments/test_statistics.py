@@ -279,6 +279,12 @@ def test_best_rate_at_the_edge_asks_for_a_wider_grid(best: float, typed: str) ->
     assert f"at the edge of the grid for cay ({best:g})" in text and typed in text
 
 
+def test_schemes_with_grids_of_their_own_are_widened_by_their_own() -> None:
+    other = entry("cay", 2.9, 3.0, lr=0.04, lr_at_edge=True, rates=[0.01, 0.02, 0.04])
+    text = verdict(results(entry("pre-ln", 3.0, 3.1, rates=[0.001, 0.002, 0.004]), other))
+    assert "`--lrs 0.001 0.002 0.004 0.01 0.02 0.04 0.08`" in text
+
+
 def test_one_learning_rate_is_called_untuned() -> None:
     text = verdict(results(entry("pre-ln", 3.0, 3.1), entry("cay", 2.9, 3.05), lrs=(0.003,)))
     assert "at the one learning rate 0.003" in text and "`--lrs 0.001 0.003 0.009`" in text

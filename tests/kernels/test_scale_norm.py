@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from spheret.kernels import scale_norm
+from spheret.kernels import scale_norm, unit
 
 
 @pytest.mark.parametrize("radius_shape", [(1,), (3, 1)])
@@ -16,6 +16,8 @@ def test_derivatives_of_both_orders(radius_shape: tuple[int, ...]) -> None:
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     radius = (2 + torch.rand(radius_shape, dtype=torch.float64)).requires_grad_()
     assert gradcheck(scale_norm, (x, radius)) and gradgradcheck(scale_norm, (x, radius))
+    assert gradcheck(unit, (x,)) and gradgradcheck(unit, (x,))
+    torch.testing.assert_close(unit(x), scale_norm(x, torch.ones(1, dtype=torch.float64)))
 
 
 def test_values_of_ordinary_extreme_and_empty_rows() -> None:

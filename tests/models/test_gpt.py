@@ -122,7 +122,8 @@ def test_biases_are_counted() -> None:
 
 
 def branch_scales(scheme: str, dim: int) -> list[float]:
-    """Root mean square of every sublayer's output at initialisation, in order, averaged over seeds."""
+    """Root mean square of every sublayer's output at initialisation, relative to that of its input, in order, averaged
+    over seeds; 1 where the connection reads no more of an output than its direction."""
     scales = torch.zeros(4)
     for seed in range(3):
         model = build(seed, connection=scheme, n_embd=dim, n_head=dim // 32, vocab_size=257, block_size=32)
@@ -131,8 +132,11 @@ def branch_scales(scheme: str, dim: int) -> list[float]:
             h, found = model.embed(tokens), []
             for block in model.blocks:
                 for _, branch, connection in block.sublayers():
-                    f = branch(connection.branch_input(h))
-                    found.append(f.square().mean().sqrt())
+                    x = connection.branch_input(h)
+                    f = branch(x)
+                    ratio = (f.square().mean() / x.square().mean()).sqrt()
+                    direction_only = torch.allclose(connection(h, 2 * f), connection(h, f))
+                    found.append(torch.ones(()) if direction_only else ratio)
                     h = connection(h, f)
         scales += torch.stack(found) / 3
     return scales.tolist()

@@ -140,7 +140,7 @@ def _say_hanging(console: Console, start: str, text: str) -> None:
 def _word(value: Any) -> str:
     """An option's value in the grammar of scheme names."""
     if value is None:
-        return "(default)"
+        return "(by the model's size)"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -13,7 +13,7 @@ from spheret.cli.errors import UsageError, flags_checked
 from spheret.cli.progress import duration
 from spheret.connections import canonical_name
 from spheret.data import prepare
-from spheret.experiments.settings import RunSettings, default_lr
+from spheret.experiments.settings import RunSettings, scheme_lr
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.files import CONFIG, RUN
 from spheret.training.validation import check_buildable
@@ -31,7 +31,7 @@ class TrainCommand(RunSettings):
     scheme: str = "spheret:p=1"
     """Residual scheme (see `spheret schemes`)."""
     lr: float | None = None
-    """Peak learning rate; none given: 0.4/d for the width d."""
+    """Peak learning rate; none given: 0.4/d for the width d, times the factor that the scheme asks for."""
     seed: int = 1
     """Decides the initial weights and the order of the batches."""
     checkpoint_interval: int = 500
@@ -49,7 +49,7 @@ class TrainCommand(RunSettings):
         """The run's configuration, for a vocabulary of this size."""
         return self.train_config(
             canonical_name(self.scheme),
-            lr=default_lr(self.n_embd) if self.lr is None else self.lr,
+            lr=scheme_lr(self.scheme, n_embd=self.n_embd, n_layer=self.n_layer) if self.lr is None else self.lr,
             seed=self.seed,
             vocab_size=vocab_size,
         )

@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from spheret.connections.options import ModelOptions, TrainingDefaults
 from spheret.geometry import norm
 
 SUBLAYERS_PER_LAYER = 2
@@ -144,6 +145,11 @@ class Stream(nn.Module):
     def after_step(self, model: nn.Module) -> None:
         """Constraint on the weights of ``model``, applied after every optimizer step."""
 
+    def after_init(self, model: nn.Module) -> None:
+        """Constraint on the initial weights of ``model``: the one that holds after every step, unless the scheme
+        starts from another."""
+        self.after_step(model)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(ABC):
@@ -155,7 +161,7 @@ class Scheme(ABC):
     placement: ClassVar[str]  # what is normalised, and where
     cost: ClassVar[str]  # in units: see `spheret schemes`; measured in tests/connections/test_cost.py
     source: ClassVar[str]
-    keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised
+    keeps_norm: ClassVar[bool] = False  # whether |combine(h, f)| = |h| is promised for every h of its stream
     # What ``preset=name`` stands for in a scheme's name: options, of which any that is given beside it wins.
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # options of which infinity is a value like any other
@@ -187,6 +193,15 @@ class Scheme(ABC):
     @abstractmethod
     def init_rule(self, dim: int, n_layers: int) -> InitRule:
         """Initial weight scales for a model of this width and depth."""
+
+    def model_options(self, dim: int, head_dim: int) -> ModelOptions:
+        """What the scheme asks of the rest of a model of this width, with heads of ``head_dim``; the default is
+        GPT-2's architecture."""
+        return ModelOptions()
+
+    def training(self, n_layers: int) -> TrainingDefaults:
+        """What a run with a model of this depth should use unless its user says otherwise."""
+        return TrainingDefaults()
 
 
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:

@@ -9,9 +9,12 @@ import types
 import typing
 from typing import Any, Literal
 
+from spheret.connections.angpt import ANGPTScheme
 from spheret.connections.base import Connection, Scheme, Stream
 from spheret.connections.geonorm import GeoNormScheme
+from spheret.connections.gpt_qknorm import GPTQKNormScheme
 from spheret.connections.keel import KeelScheme
+from spheret.connections.ngpt import NGPTScheme
 from spheret.connections.peri_ln import PeriLNScheme
 from spheret.connections.post_ln import PostLNScheme
 from spheret.connections.pre_dyt import PreDyTScheme
@@ -27,6 +30,9 @@ SCHEMES: dict[str, type[Scheme]] = {
     "keel": KeelScheme,
     "geonorm": GeoNormScheme,
     "spheret": SpheretScheme,
+    "gpt-qknorm": GPTQKNormScheme,
+    "ngpt": NGPTScheme,
+    "angpt": ANGPTScheme,
 }
 ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
 # What `available` lists for a scheme that is a family: members worth a row of their own.
@@ -98,9 +104,10 @@ def build_connection(
 
     In a block, ``h = conn(h, F(conn.branch_input(h)))``: only with ``branch_input`` does a scheme that normalises in
     front of the sublayer do so. Options on the ends of the network and on initial weights (``final_norm``,
-    ``learn_radius``, ``gain``, ...) have no say here. What connections share, a radius to re-project onto and the
-    single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layers)``; without it, ``p=learn``
-    is an exponent of this connection alone.
+    ``learn_radius``, ``gain``, ...) have no say here, and of a scheme that is a whole model this is the residual alone:
+    what it asks of the rest is ``parse_scheme(spec).model_options(...)``. What connections share, a radius to
+    re-project onto and the single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layers)``;
+    without it, ``p=learn`` is an exponent of this connection alone.
 
     Raises:
         ValueError: an unknown scheme or option, a layer outside the model, or ``reproject=true`` without a stream.

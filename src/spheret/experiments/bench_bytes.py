@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+_OVERWRITING = ("copy_", "fill_", "zero_")  # they do not read what they write
+
+
 class _Traffic(TorchDispatchMode):
     """Adds up the tensors that operations take and make; views and empty tensors move nothing."""
 
@@ -23,9 +26,9 @@ class _Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        moves = not function.is_view and "empty" not in function.__name__
-        if moves:
-            tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
+        if not function.is_view and "empty" not in function.__name__:
+            read = args[1:] if function.__name__.split(".")[0] in _OVERWRITING else args
+            tensors = (t for t in tree_leaves((read, kwargs, result)) if isinstance(t, Tensor))
             self.bytes += sum(t.numel() * t.element_size() for t in tensors)
         return result
 

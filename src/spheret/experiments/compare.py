@@ -52,7 +52,9 @@ class Comparison:
     def first_runs(self) -> list[RunSpec]:
         """Tuning runs of every scheme, or the seeds at once where there is one learning rate."""
         tuning = [spec for scheme in self.config.names for spec in tuning_runs(self.config, scheme, *self._data)]
-        return tuning or [spec for scheme in self.config.names for spec in self._seeds(scheme, self.config.lrs[0])]
+        return tuning or [
+            spec for scheme in self.config.names for spec in self._seeds(scheme, self.config.rates(scheme)[0])
+        ]
 
     def record(self, spec: RunSpec, result: RunResult | None, *, reused: bool = False) -> list[RunSpec]:
         """Take note of a run that ended (None: it crashed); returns the runs that can start now."""
@@ -117,11 +119,14 @@ class Comparison:
     def _settings(self) -> dict[str, Any]:
         config = self.config
         run = config.train_config(
-            config.names[0], lr=config.lrs[0], seed=1, vocab_size=self.dataset.tokenizer.vocab_size
+            config.names[0], lr=config.rates(config.names[0])[0], seed=1, vocab_size=self.dataset.tokenizer.vocab_size
         )
         model = {
             k: getattr(run.model, k)
-            for k in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "init")
+            for k in (
+                *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "init"),
+                *("positions", "mlp", "qk_norm", "head"),
+            )
         }
         return {
             "steps": run.total_steps,
@@ -133,7 +138,7 @@ class Comparison:
             "tokens_per_run": run.total_steps * run.tokens_per_step,
             "schedule": config.schedule,
             "warmup_steps": run.warmup_steps,
-            "weight_decay": config.weight_decay,
+            "weight_decay": run.weight_decay,
             "grad_clip": config.grad_clip,
             "dtype": config.dtype,
             "model": model,
@@ -142,11 +147,15 @@ class Comparison:
 
     def _entry(self, scheme: str) -> dict[str, Any]:
         lr = self.best_lr.get(scheme)
-        rates = sorted(self.config.lrs)
+        rates = sorted(self.config.rates(scheme))
         tuning, runs = self._of(scheme, "tuning"), self._of(scheme, "seed")
         results = [r for r in (*runs.values(), *tuning.values()) if r is not None]
+        run = self.config.train_config(scheme, lr=rates[0], seed=1, vocab_size=1)
         return {
             "scheme": scheme,
+            "rates": rates,
+            "warmup_steps": run.warmup_steps,
+            "weight_decay": run.weight_decay,
             "parameters": results[0].parameters if results else None,
             "lr": lr,
             "lr_at_edge": len(rates) > 1 and lr in (rates[0], rates[-1]),
@@ -199,7 +208,7 @@ def compare(
             there has been written.
     """
     for scheme in config.names:
-        check_buildable(config.train_config(scheme, lr=config.lrs[0], seed=1, vocab_size=1))
+        check_buildable(config.train_config(scheme, lr=config.rates(scheme)[0], seed=1, vocab_size=1))
     with _only_here(config.out):
         dataset = prepare(config.data_config, progress=on_prepare)
         _check_length(config, dataset)

@@ -16,13 +16,18 @@ import torch
 
 from spheret import __version__
 from spheret.connections import canonical_name, parse_scheme
-from spheret.experiments.settings import RunSettings, default_lr
+from spheret.experiments.settings import RunSettings, default_lr, scheme_lr
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.folder import MAY_CHANGE
 
 TUNING_SEED = 0
+SHARES = (0.2, 0.4, 0.8)  # of 1/d: the learning rates that are tried where none are given
 Purpose = Literal["tuning", "seed"]
+
+
+class ByWidth(tuple[float, ...]):
+    """Learning rates that nobody gave: each scheme has its own factor on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,7 @@ class CompareConfig(RunSettings):
     """Residual schemes; the first is the baseline of every difference (see `spheret schemes`)."""
     lrs: tuple[float, ...] = ()
     """Peak learning rates; each scheme is judged at its own best, picked on a seed that is not reported. None given:
-    0.2/d, 0.4/d and 0.8/d for the width d."""
+    0.2/d, 0.4/d and 0.8/d for the width d, times the factor that the scheme asks for."""
     seeds: int = 3
     """Runs per scheme at its best learning rate; fewer than 2 cannot give a verdict."""
     out: Path = Path("runs/compare")
@@ -47,8 +52,8 @@ class CompareConfig(RunSettings):
             raise ValueError("no schemes given: name at least one after --schemes, for example pre-ln proj")
         if repeated := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"scheme {repeated[0]} is given twice (other spellings included): name it once")
-        if not self.lrs:
-            object.__setattr__(self, "lrs", tuple(default_lr(self.n_embd, share) for share in (0.2, 0.4, 0.8)))
+        if not self.lrs or isinstance(self.lrs, ByWidth):
+            object.__setattr__(self, "lrs", ByWidth(default_lr(self.n_embd, share) for share in SHARES))
         if len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"lrs = {self.lrs}: a learning rate is given twice; name it once")
         if self.seeds < 1:
@@ -63,6 +68,12 @@ class CompareConfig(RunSettings):
         """Canonical scheme names, in the order given."""
         return [canonical_name(s) for s in self.schemes]
 
+    def rates(self, scheme: str) -> tuple[float, ...]:
+        """Learning rates to try for a scheme: those given, or its own."""
+        if not isinstance(self.lrs, ByWidth):
+            return self.lrs
+        return tuple(scheme_lr(scheme, n_embd=self.n_embd, n_layer=self.n_layer, share=share) for share in SHARES)
+
     @property
     def total_runs(self) -> int:
         """Tuning runs, if there is a learning rate to choose, and seeds, of all schemes."""
@@ -73,6 +84,8 @@ class CompareConfig(RunSettings):
         words = ["spheret", "compare"]
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
+            if isinstance(value, ByWidth):
+                continue
             if value != f.default or f.name in ("schemes", "lrs", "seeds", "steps"):
                 values = value if isinstance(value, tuple) else (value,)
                 words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
@@ -106,7 +119,7 @@ class RunSpec:
 
 def tuning_runs(config: CompareConfig, scheme: str, vocab_size: int, fingerprint: str) -> Iterator[RunSpec]:
     """One run per learning rate, on the tuning seed; none where there is nothing to choose."""
-    for lr in config.lrs if len(config.lrs) > 1 else ():
+    for lr in config.rates(scheme) if len(config.lrs) > 1 else ():
         yield _spec(config, scheme, lr, TUNING_SEED, "tuning", vocab_size, fingerprint)
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from spheret.connections import parse_scheme
 from spheret.data import DataConfig
 from spheret.models import GPTConfig
 from spheret.training import TrainConfig
 from spheret.training.config import ComputeType, Switch
 from spheret.training.schedule import ScheduleKind
+
+WARMUP, WEIGHT_DECAY = 0.1, 0.1
+DEFAULT_SHARE = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,14 @@ class RunSettings:
     """Dropout probability."""
     init: str = "auto"
     """Initial weights: auto (width-aware, by the scheme) or nanogpt."""
+    positions: str = "auto"
+    """learned embeddings, rope (rotary) or auto: what the scheme wants, else learned."""
+    mlp: str = "auto"
+    """gelu, swiglu (half as many parameters again) or auto: what the scheme wants, else gelu."""
+    qk_norm: str = "auto"
+    """Norm of queries and keys: none, rms, l2 or auto: what the scheme wants, else none."""
+    head: str = "auto"
+    """tied to the token embedding, untied or auto: what the scheme wants, else tied."""
     steps: int = 150
     """Optimizer steps of a run."""
     batch_size: int = 4
@@ -44,12 +56,13 @@ class RunSettings:
     """Micro-batches that a batch is cut into to save memory."""
     schedule: ScheduleKind = "cosine"
     """cosine, wsd (constant, then decay) or constant."""
-    warmup: float = 0.1
-    """Linear warm-up: below 1 a share of all steps, otherwise a number of steps."""
+    warmup: float | None = None
+    """Linear warm-up: below 1 a share of all steps, otherwise a number of steps; none given: what the scheme wants,
+    else 0.1."""
     min_lr_ratio: float = 0.1
     """The decay ends at this share of the peak learning rate."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of the weight matrices."""
+    weight_decay: float | None = None
+    """Decoupled weight decay of the weight matrices; none given: what the scheme wants, else 0.1."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
     eval_interval: int = 50
@@ -80,11 +93,28 @@ class RunSettings:
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys() - {"data"}
         model = GPTConfig(vocab_size=vocab_size, connection=scheme, **{k: own[k] for k in model_fields})
-        rest = {k: own[k] for k in train_fields}
+        rest = {k: own[k] for k in train_fields} | self._method(scheme)
         return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
 
+    def _method(self, scheme: str) -> dict[str, float]:
+        """Settings that belong to the method of some schemes, where none are given."""
+        wanted = parse_scheme(scheme).training(self.n_layer)
+        return {
+            "warmup": _first(self.warmup, wanted.warmup, WARMUP),
+            "weight_decay": _first(self.weight_decay, wanted.weight_decay, WEIGHT_DECAY),
+        }
 
-def default_lr(n_embd: int, share: float = 0.4) -> float:
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+def scheme_lr(scheme: str, *, n_embd: int, n_layer: int, share: float = DEFAULT_SHARE) -> float:
+    """``default_lr`` times the factor that the scheme asks for at this depth."""
+    return default_lr(n_embd, share * parse_scheme(scheme).training(n_layer).lr_factor)
+
+
+def default_lr(n_embd: int, share: float = DEFAULT_SHARE) -> float:
     """Peak learning rate where none is given, ``share / d`` to two digits: a hidden unit sums over d inputs, so that
     steps of one size in every weight, which are what Adam takes, move it by a share that grows with d."""
     return float(f"{share / n_embd:.2g}")

@@ -313,11 +313,14 @@ def _learning_rate_notes(results: Mapping[str, Any]) -> list[str]:
     edge = [entry for entry in schemes if entry.get("lr_at_edge") and entry.get("lr") is not None]
     if not edge or not grid:
         return []
-    wider = [f"{lr:g}" for lr in grid]  # as they were given, so that finished runs are reused
-    if any(entry["lr"] <= grid[0] for entry in edge):
-        wider.insert(0, f"{grid[0] ** 2 / grid[1]:.2g}")
-    if any(entry["lr"] >= grid[-1] for entry in edge):
-        wider.append(f"{grid[-1] ** 2 / grid[-2]:.2g}")
+    # As they were given, so that finished runs are reused; --lrs is for all schemes, also where each had its own.
+    wider = {f"{lr:g}" for entry in schemes for lr in entry.get("rates") or grid}
+    wider |= {_beyond(entry["lr"], entry.get("rates") or grid) for entry in edge}
     where = ", ".join(f"{entry['scheme']} ({entry['lr']:g})" for entry in edge)
-    typed = " ".join(wider)
+    typed = " ".join(sorted(wider, key=float))
     return [f"The best learning rate lies at the edge of the grid for {where}; widen it with `--lrs {typed}`."]
+
+
+def _beyond(lr: float, grid: Sequence[float]) -> str:
+    """The next rate of the grid on the side on which `lr` is its last."""
+    return f"{grid[0] ** 2 / grid[1]:.2g}" if lr <= grid[0] else f"{grid[-1] ** 2 / grid[-2]:.2g}"

@@ -18,4 +18,5 @@ __all__ = [
     "retract_vjp",
     "row_scale",
     "rows",
+    "unit",
 ]

@@ -2,6 +2,6 @@
 dispatch."""
 
 from spheret.kernels.dispatch import Backend, retract, retract_for_two, which_backend
-from spheret.kernels.scale_norm import scale_norm
+from spheret.kernels.scale_norm import scale_norm, unit
 
-__all__ = ["Backend", "retract", "retract_for_two", "scale_norm", "which_backend"]
+__all__ = ["Backend", "retract", "retract_for_two", "scale_norm", "unit", "which_backend"]

@@ -21,7 +21,8 @@ from spheret.kernels.fused import FusedRetraction
 
 
 class Backend(NamedTuple):
-    """``numba``, ``triton``: one compiled loop or kernel per direction. ``autograd``: PyTorch operations with the hand-written backward.
+    """``numba``, ``triton``: one compiled loop or kernel per direction. ``autograd``: PyTorch operations with the
+    hand-written backward.
     ``reference``: PyTorch operations throughout."""
 
     name: str

@@ -25,25 +25,40 @@ def scale_norm(x: Tensor, radius: Tensor) -> Tensor:
     return y
 
 
+def unit(x: Tensor) -> Tensor:
+    """``x / |x|``: :func:`scale_norm` with radius 1."""
+    if in_function_transform():
+        return x / _length(x)
+    y: Tensor
+    y, _ = _ScaleNorm.apply(x.to(compute_dtype(x)), None)
+    return y
+
+
 def _length(x: Tensor) -> Tensor:
     # The square root in the norm has no derivative at 0, so it never sees a row of zeros.
     return norm(torch.where(x.any(dim=-1, keepdim=True), x, 1.0))
 
 
 class _ScaleNorm(torch.autograd.Function):
-    """``apply(x, radius)`` -> the scaled rows y and the lengths n of x. With both as outputs the backward is made of
-    differentiable quantities: y = r u, dx = r/n (g - <g,u> u) + dn u, dr = <g,u>."""
+    """``apply(x, radius)`` -> the scaled rows y and the lengths n of x; None is a radius of 1. With both as outputs the
+    backward is made of differentiable quantities: y = r u, dx = r/n (g - <g,u> u) + dn u, dr = <g,u>."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, radius: Tensor | None) -> tuple[Tensor, Tensor]:
         n = _length(x)
-        y = radius * (x / n)
+        y = x / n if radius is None else radius * (x / n)
         ctx.save_for_backward(y, n, radius)
+        ctx.set_materialize_grads(False)
         return y, n
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, dn: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, g: Tensor | None, dn: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         y, n, radius = ctx.saved_tensors
-        u = y / torch.where(radius == 0, 1.0, radius)
+        u = y if radius is None else y / torch.where(radius == 0, 1.0, radius)
+        dx = None if dn is None else dn * u
+        if g is None:
+            return dx, None
         along = (g * u).sum(-1, keepdim=True)
-        return radius / n * (g - along * u) + dn * u, along.sum_to_size(radius.shape).to(radius.dtype)
+        tangent = (1 if radius is None else radius) / n * (g - along * u)
+        dr = None if radius is None else along.sum_to_size(radius.shape).to(radius.dtype)
+        return tangent if dx is None else tangent + dx, dr

@@ -1,12 +1,12 @@
 """GPT in nanoGPT's architecture, with the residual connection received from outside.
 
-Learned positions, packed attention, GELU MLP, tied head, no biases unless asked for. Every residual goes through a
-connection (``h = connection.combine(h, sublayer(connection.branch_input(h)))``); which one, the model does not know.
+Learned positions, packed attention, GELU MLP, tied head, no biases unless asked for: by the configuration, or by a
+scheme that is more than its connections. Every residual goes through a connection
+(``h = connection.combine(h, sublayer(connection.branch_input(h)))``); which one, the model does not know.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spheret.connections import Connection, parse_scheme
-from spheret.connections.base import InitRule
+from spheret.connections.options import ModelOptions
+from spheret.connections.scaled_vector import ScaledVector
 from spheret.geometry import compute_dtype
 from spheret.models.attention import CausalSelfAttention
-from spheret.models.mlp import MLP
+from spheret.models.init import WeightScales, initialise
+from spheret.models.mlp import build_mlp
+from spheret.models.options import CHOICES, check_choice, resolve
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,13 @@ class GPTConfig:
         bias: biases in the linear layers (normalisation biases are the scheme's option).
         init: ``auto`` (width-aware, as the scheme wants it) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2
             n_layer); the scheme's ``gain``, ``embedding_gain`` and ``residual`` then have no say).
+        positions: ``learned`` embeddings, ``rope``, or ``auto``: what the scheme wants, learned for a scheme that is
+            only a connection.
+        mlp: ``gelu`` (d -> 4d -> d), ``swiglu`` (d -> 2 x 4d -> d, half as many parameters again) or ``auto`` (gelu).
+        qk_norm: of queries and keys: ``none``, ``rms``, ``l2`` or ``auto`` (none).
+        head: ``tied`` to the token embedding, ``untied`` or ``auto`` (tied).
+        rope_base: base of the rotary positions' wavelengths.
+        folded: the scheme's constant factors are in the weights already; see ``spheret.models.fold_factors``.
     """
 
     n_layer: int = 6
@@ -46,6 +56,12 @@ class GPTConfig:
     dropout: float = 0.0
     bias: bool = False
     init: str = "auto"
+    positions: str = "auto"
+    mlp: str = "auto"
+    qk_norm: str = "auto"
+    head: str = "auto"
+    rope_base: float = 10_000.0
+    folded: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
@@ -57,7 +73,23 @@ class GPTConfig:
             raise ValueError(f"dropout = {self.dropout}: it must lie in [0, 1)")
         if self.init not in ("auto", "nanogpt"):
             raise ValueError(f"init = {self.init!r}: choose auto or nanogpt")
-        parse_scheme(self.connection)
+        for name in CHOICES:
+            check_choice(name, getattr(self, name))
+        if not self.rope_base > 1:
+            raise ValueError(f"rope_base = {self.rope_base}: it must be above 1; 10000 is common")
+        self.options()
+
+    def options(self) -> ModelOptions:
+        """The model around the connections: what the scheme asks for, with what is chosen here in its place."""
+        head_dim = self.n_embd // self.n_head
+        wanted = parse_scheme(self.connection).model_options(self.n_embd, head_dim)
+        options = resolve(wanted, {name: getattr(self, name) for name in CHOICES}, self.connection, self.folded)
+        if options.positions == "rope" and head_dim % 2:
+            raise ValueError(
+                f"n_embd = {self.n_embd}, n_head = {self.n_head}: rotary positions need heads of even width, "
+                f"not {head_dim}"
+            )
+        return options
 
 
 class Block(nn.Module):
@@ -65,9 +97,17 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection) -> None:
         super().__init__()
-        self.attn = CausalSelfAttention(config.n_embd, config.n_head, dropout=config.dropout, bias=config.bias)
+        options = config.options()
+        self.attn = CausalSelfAttention(
+            config.n_embd,
+            config.n_head,
+            dropout=config.dropout,
+            bias=config.bias,
+            options=options,
+            rope_base=config.rope_base,
+        )
         self.attn_connection = attn_connection
-        self.mlp = MLP(config.n_embd, dropout=config.dropout, bias=config.bias)
+        self.mlp = build_mlp(config.n_embd, options, dropout=config.dropout, bias=config.bias)
         self.mlp_connection = mlp_connection
 
     def sublayers(self) -> tuple[tuple[str, nn.Module, Connection], ...]:
@@ -90,13 +130,17 @@ class GPT(nn.Module):
         self.config = config
         self.scheme = parse_scheme(config.connection)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        options = config.options()
+        self.wpe = nn.Embedding(config.block_size, config.n_embd) if options.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
         self.stream = self.scheme.stream(config.n_embd, config.n_layer)
         self.blocks = nn.ModuleList(
             Block(config, self._connection(layer, 0), self._connection(layer, 1))
             for layer in range(1, config.n_layer + 1)
         )
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False) if options.head == "untied" else None
+        scale = options.logit_scale
+        self.logit_scale = None if scale is None else ScaledVector(config.vocab_size, scale)
         self.reset_parameters()
 
     def _connection(self, layer: int, sublayer: int) -> Connection:
@@ -121,7 +165,7 @@ class GPT(nn.Module):
         h = read = self.embed(idx)
         for block in self.blocks:
             h, read = block(h, read)
-        logits = F.linear(self.stream.exit(h), self.wte.weight)
+        logits = self.logits(h)
         if targets is None:
             return logits, None
         rows = logits.view(-1, logits.shape[-1])
@@ -135,44 +179,48 @@ class GPT(nn.Module):
                 f"{length} tokens do not fit block_size = {self.config.block_size}: "
                 f"crop idx[:, -{self.config.block_size}:]"
             )
-        positions = torch.arange(length, device=idx.device)
-        return self.stream.enter(self.drop(self.wte(idx) + self.wpe(positions)))
+        h = self.wte(idx)
+        if self.wpe is not None:
+            h = h + self.wpe(torch.arange(length, device=idx.device))
+        return self.stream.enter(self.drop(h))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """The residual stream (..., n_embd) behind the last block -> logits (..., vocab_size)."""
+        weight = self.wte.weight if self.lm_head is None else self.lm_head.weight
+        if self.logit_scale is not None:  # on the rows of the head: cheaper than on the logits of every token
+            weight = (self.logit_scale().unsqueeze(-1) * weight).to(weight.dtype)
+        return F.linear(self.stream.exit(h), weight)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """(Re)initialise every parameter and buffer, also after ``to_empty`` from the meta device."""
         config = self.config
-        if config.init == "nanogpt":
-            hidden = embedding = 0.02
-            residual = 0.02 / math.sqrt(2 * config.n_layer)
-            stds = {"c_attn": hidden, "c_fc": hidden, "attn.c_proj": residual, "mlp.c_proj": residual}
-        else:
-            rule: InitRule = self.scheme.init_rule(config.n_embd, config.n_layer)
-            embedding = rule.embedding_std
-            narrow, wide = rule.gain / math.sqrt(config.n_embd), rule.gain / math.sqrt(4 * config.n_embd)
-            stds = {
-                "c_attn": narrow,
-                "c_fc": narrow,
-                "attn.c_proj": narrow * rule.residual_gain,
-                "mlp.c_proj": wide * rule.residual_gain,
-            }
-        nn.init.normal_(self.wte.weight, std=embedding)
-        nn.init.normal_(self.wpe.weight, std=embedding)
-        for name, module in self.blocks.named_modules():
-            if isinstance(module, nn.Linear):
-                std = next(value for suffix, value in stds.items() if name.endswith(suffix))
-                nn.init.normal_(module.weight, std=std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, Connection):
-                module.reset_parameters()
+        scales = WeightScales(config.init, self.scheme.init_rule(config.n_embd, config.n_layer), config.n_layer)
+        for embedding in (self.wte, self.wpe, self.lm_head):
+            if embedding is not None:
+                nn.init.normal_(embedding.weight, std=scales.embedding)
+        initialise(self.blocks, scales)
+        if self.logit_scale is not None:
+            self.logit_scale.reset_parameters()
         self.stream.reset_parameters()
+        self.stream.after_init(self)
+
+    def stream_axes(self) -> dict[str, int]:
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        ends = {"wte": self.wte, "wpe": self.wpe, "lm_head": self.lm_head}
+        return {f"{name}.weight": 1 for name, module in ends.items() if module is not None}
 
     def after_step(self) -> None:
-        """Apply the scheme's weight constraint; call after every optimizer step."""
+        """Apply the scheme's weight constraint; call after every optimizer step.
+
+        Raises:
+            ValueError: the factors are folded into the weights, which the constraint is not for.
+        """
+        if self.config.folded:
+            raise ValueError("folded = True: a model with folded factors is for inference; train the one it came from")
         self.stream.after_step(self)
 
     def num_parameters(self, embeddings: bool = True) -> int:
         """Number of parameters; position embeddings are left out with ``embeddings=False``, as nanoGPT counts."""
         total = sum(p.numel() for p in self.parameters())
-        return total if embeddings else total - self.wpe.weight.numel()
+        return total if embeddings or self.wpe is None else total - self.wpe.weight.numel()

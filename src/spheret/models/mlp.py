@@ -1,9 +1,16 @@
-"""The feed-forward sublayer of GPT-2: a GELU between two projections of four times the width."""
+"""The feed-forward sublayers: GPT-2's, a GELU between two projections of four times the width, and SwiGLU."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from spheret.connections.options import Factors, ModelOptions, Scaling
+from spheret.connections.scaled_vector import ScaledVector
+from spheret.models.factors import scale_rows, times
+
+HIDDEN = 4  # hidden units, in units of the width
 
 
 class MLP(nn.Module):
@@ -11,9 +18,64 @@ class MLP(nn.Module):
 
     def __init__(self, dim: int, *, dropout: float = 0.0, bias: bool = False) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(dim, 4 * dim, bias=bias)
-        self.c_proj = nn.Linear(4 * dim, dim, bias=bias)
+        self.c_fc = nn.Linear(dim, HIDDEN * dim, bias=bias)
+        self.c_proj = nn.Linear(HIDDEN * dim, dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
+
+    def stream_axes(self) -> dict[str, int]:
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        return {"c_fc.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
+
+
+class SwiGLU(nn.Module):
+    """``W_d (u silu(v))`` with (u, v) the halves of ``W x`` (Shazeer, arXiv 2002.05202), (..., d) -> (..., d).
+
+    ``scale`` puts a learned vector on both halves; ``factors`` are the constants ``up`` on u, ``gate`` on v and
+    ``down`` on the output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        dropout: float = 0.0,
+        bias: bool = False,
+        scale: Scaling | None = None,
+        factors: Factors = Factors(),  # noqa: B008
+    ) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(dim, 2 * HIDDEN * dim, bias=bias)
+        self.c_proj = nn.Linear(HIDDEN * dim, dim, bias=bias)
+        self.scale = None if scale is None else ScaledVector(2 * HIDDEN * dim, scale)
+        self.factors = factors
+        self.dropout = nn.Dropout(dropout)
+
+    def stream_axes(self) -> dict[str, int]:
+        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        return {"c_fc.weight": 1, "c_proj.weight": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        uv = self.c_fc(x)
+        if self.scale is not None:
+            uv = uv * self.scale().to(uv.dtype)
+        u, v = uv.chunk(2, dim=-1)
+        y = self.c_proj(times(u, self.factors.up) * F.silu(times(v, self.factors.gate)))
+        return self.dropout(times(y, self.factors.down))
+
+    def fold(self) -> None:
+        """Multiply the factors into the weights."""
+        rows = torch.full_like(self.c_fc.weight[:, 0], self.factors.up)
+        rows[len(rows) // 2 :] = self.factors.gate
+        scale_rows(self.c_fc, rows)
+        scale_rows(self.c_proj, self.factors.down)
+        self.factors = Factors()
+
+
+def build_mlp(dim: int, options: ModelOptions, *, dropout: float, bias: bool) -> nn.Module:
+    """The feed-forward sublayer that ``options`` ask for."""
+    if options.mlp == "gelu":
+        return MLP(dim, dropout=dropout, bias=bias)
+    return SwiGLU(dim, dropout=dropout, bias=bias, scale=options.mlp_scale, factors=options.factors)

@@ -1,0 +1,107 @@
+r"""GPT+: ``h' = h + F(RMS(h))`` with SwiGLU, RoPE, QK normalisation (baseline of arXiv 2505.22014). RMSNorm in front of
+every sublayer and of a head of its own, and on queries and keys.
+
+    RMS(x) = g x / sqrt(mean(x^2) + eps),   F: attention with RMS(q), RMS(k) head by head, or W_d (u silu(v))
+
+What is known of it: SwiGLU, RoPE, RMSNorm in front of the sublayers, QK normalisation, AdamW with weight decay and
+warm-up (second hand, notes on arXiv 2505.22014). eps = 1e-6, a hidden width of 4d and an untied head are those of
+nGPT's baseline (read, github.com/NVIDIA/ngpt). QK normalisation by RMSNorm with one gain of width d_h for all heads, in
+front of the rotation, is Qwen3's (read, transformers; which form arXiv 2505.22014 uses is a guess). Initial weights are
+those of Pre-LN here (guess).
+
+Parameters: one gain of width d per connection, two of width d_h per attention. Cost: reads h and f, writes h' and
+RMS(h').
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
+from spheret.connections.options import ModelOptions
+from spheret.connections.rms import RMSNorm
+from spheret.connections.scaled_vector import scaling
+
+
+class PreRMS(Connection):
+    """Euclidean residual with an RMSNorm (eps 1e-6) in front of the sublayer."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(dim)
+
+    def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
+
+    def branch_input(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        return h + f
+
+
+class FinalRMS(Stream):
+    """RMSNorm before the head."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(dim)
+
+    def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
+
+    def exit(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTQKNormScheme(Scheme):
+    """Options of ``gpt-qknorm``.
+
+    Attributes:
+        qk_norm: rms with a gain, or l2 with a learned scale as in nGPT.
+        head: untied, or tied to the token embedding.
+        gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
+        embedding_gain: factor on the initial embeddings.
+        residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).
+    """
+
+    name: ClassVar[str] = "gpt-qknorm"
+    equation: ClassVar[str] = "h' = h + F(RMS(h))"
+    placement: ClassVar[str] = "RMSNorm in front of every sublayer and before the head; queries and keys normalised"
+    source: ClassVar[str] = "baseline GPT+ of arXiv 2505.22014; QK normalisation: arXiv 2010.04245"
+    cost: ClassVar[str] = "37 units, 10 forward and 27 backward"
+
+    qk_norm: Literal["rms", "l2"] = "rms"
+    head: Literal["untied", "tied"] = "untied"
+    gain: float = 0.57
+    embedding_gain: float = 1.0
+    residual: float | None = None
+
+    def stream(self, dim: int, n_layers: int) -> Stream:
+        return FinalRMS(dim)
+
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> Connection:
+        return PreRMS(dim)
+
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        return InitRule(
+            embedding_std=self.embedding_gain / math.sqrt(dim),
+            gain=self.gain,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+        )
+
+    def model_options(self, dim: int, head_dim: int) -> ModelOptions:
+        return ModelOptions(
+            positions="rope",
+            mlp="swiglu",
+            qk_norm=self.qk_norm,
+            head=self.head,
+            qk_scale=scaling(1.0, None, dim),
+        )

@@ -1,0 +1,132 @@
+r"""nGPT: ``h' = Norm(h + alpha (Norm(F(h)) - h))``, all vectors of norm 1 (arXiv 2410.01131). With ``Norm(x) =
+x/|x|``; weight matrices have norm 1 along the embedding axis.
+
+    alpha = |stored .05/scale| (d,), scale = 1/sqrt(d)        q, k <- s_qk Norm(q), s_qk Norm(k), softmax(sqrt(d_h) qk)
+    u, v = sqrt(d) s_uv (W_fc h),  F = W_proj (u silu(v))     logits = s_z (W_head h)
+
+Read in the authors' code (github.com/NVIDIA/ngpt): all of the above; s_qk (d,) and s_z (vocabulary,) start at 1 and are
+stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as it is; rotary positions in front of the norm; no other
+norm, an untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised
+once and after every optimizer step; weight decay 0, warm-up 0.
+Differences: ``mlp_scale=paper`` multiplies v alone by sqrt(d), as the paper's text and lucidrains' port do. The code's
+rotary positions are not a rotation; ours are. The code divides h by its norm in front of every step; here |h| = 1 from
+the embedding on, which is normalised on entry (derived). ``weights=bounded``, norms of at most 1, is an ablation of
+arXiv 2505.22014 (second hand).
+
+Parameters: one vector alpha of width d per connection; 1 + 8 vectors of width d per block, one of the vocabulary's.
+Cost: reads h and f, writes h'; two norms per connection.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from spheret.connections.base import Connection, InitRule, Scheme, Stream
+from spheret.connections.constraints import bound, matrices, normalise
+from spheret.connections.options import Factors, ModelOptions, Scaling, TrainingDefaults
+from spheret.connections.scaled_vector import ScaledVector, scaling
+from spheret.geometry import compute_dtype
+from spheret.kernels import unit
+
+
+class NormalisedStep(Connection):
+    """A step of rates ``alpha`` (d,) from ``h`` towards the direction of the update, back onto the unit sphere."""
+
+    def __init__(self, dim: int, alpha: Scaling) -> None:
+        super().__init__()
+        self.alpha = ScaledVector(dim, alpha, positive=True)
+
+    def reset_parameters(self) -> None:
+        self.alpha.reset_parameters()
+
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        x = h.to(compute_dtype(h, f))
+        return unit(x + self.alpha() * (unit(f) - x)).to(h.dtype)
+
+
+class UnitSphere(Stream):
+    """States and weights of norm 1; with ``bounded`` the weights may be shorter once they train."""
+
+    def __init__(self, bounded: bool = False) -> None:
+        super().__init__()
+        self.bounded = bounded
+
+    def enter(self, h: Tensor) -> Tensor:
+        return unit(h).to(h.dtype)
+
+    def after_init(self, model: nn.Module) -> None:
+        for weight, axis in matrices(model):
+            normalise(weight, axis)
+
+    def after_step(self, model: nn.Module) -> None:
+        for weight, axis in matrices(model):
+            (bound if self.bounded else normalise)(weight, axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NGPTScheme(Scheme):
+    """Options of ``ngpt``.
+
+    Attributes:
+        alpha: where the eigen learning rates start.
+        alpha_scale: what is stored of alpha at the start; by default 1/sqrt(d).
+        qk: where s_qk starts.
+        qk_scale: what is stored of s_qk at the start; by default 1/sqrt(d).
+        uv: where s_u and s_v start.
+        uv_scale: what is stored of them at the start.
+        logits: where s_z starts.
+        logits_scale: what is stored of s_z at the start; by default 1/sqrt(d).
+        mlp_scale: code multiplies u and v by sqrt(d) (the authors' code), paper v alone.
+        weights: unit normalises the weight vectors after every step, bounded keeps their norms at 1 or below.
+        head: untied, or tied to the token embedding.
+    """
+
+    name: ClassVar[str] = "ngpt"
+    keeps_norm: ClassVar[bool] = True
+    equation: ClassVar[str] = "h' = Norm(h + alpha (Norm(F(h)) - h)), Norm(x) = x/|x|"
+    placement: ClassVar[str] = "states, queries, keys and all weight vectors on the unit sphere; no other norm"
+    source: ClassVar[str] = "arXiv 2410.01131, github.com/NVIDIA/ngpt"
+    cost: ClassVar[str] = "72 units, 36 forward and 36 backward"
+
+    alpha: float = 0.05
+    alpha_scale: float | None = None
+    qk: float = 1.0
+    qk_scale: float | None = None
+    uv: float = 1.0
+    uv_scale: float = 1.0
+    logits: float = 1.0
+    logits_scale: float | None = None
+    mlp_scale: Literal["code", "paper"] = "code"
+    weights: Literal["unit", "bounded"] = "unit"
+    head: Literal["untied", "tied"] = "untied"
+
+    def stream(self, dim: int, n_layers: int) -> Stream:
+        return UnitSphere(bounded=self.weights == "bounded")
+
+    def connection(
+        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+    ) -> Connection:
+        return NormalisedStep(dim, scaling(self.alpha, self.alpha_scale, dim))
+
+    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+        return InitRule(embedding_std=1 / math.sqrt(dim))
+
+    def model_options(self, dim: int, head_dim: int) -> ModelOptions:
+        return ModelOptions(
+            positions="rope",
+            mlp="swiglu",
+            qk_norm="l2",
+            head=self.head,
+            qk_scale=scaling(self.qk, self.qk_scale, dim),
+            mlp_scale=Scaling(self.uv, self.uv_scale),
+            logit_scale=scaling(self.logits, self.logits_scale, dim),
+            factors=Factors(up=math.sqrt(dim) if self.mlp_scale == "code" else 1.0, gate=math.sqrt(dim)),
+            fixed=frozenset({"mlp", "qk_norm"}),
+        )
+
+    def training(self, n_layers: int) -> TrainingDefaults:
+        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=6.0)

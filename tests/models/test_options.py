@@ -1,0 +1,111 @@
+"""The model around the connections: what a configuration may choose, and what a scheme asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from spheret.connections import parse_scheme
+from spheret.connections.options import TrainingDefaults
+from spheret.models import GPT, GPTConfig
+
+SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11}
+WHOLE = ["gpt-qknorm", "ngpt", "angpt"]
+
+
+def build(**changes: Any) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(**SMALL | changes))
+
+
+def names(model: GPT) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "sin"}, "positions = 'sin': choose one of auto, learned, rope"),
+        ({"mlp": "relu"}, "mlp = 'relu': choose one of auto, gelu, swiglu"),
+        ({"qk_norm": "ln"}, "qk_norm = 'ln': choose one of auto, none, l2, rms"),
+        ({"head": "shared"}, "head = 'shared': choose one of auto, tied, untied"),
+        ({"rope_base": 1.0}, r"rope_base = 1\.0"),
+        ({"connection": "ngpt", "mlp": "gelu"}, "mlp = 'gelu' does not go with scheme ngpt, which is built on swiglu"),
+        ({"connection": "angpt", "positions": "learned"}, "positions = 'learned' does not go with scheme angpt"),
+        ({"connection": "ngpt:alpha=0"}, "start = 0 never moves"),
+        ({"connection": "ngpt:qk-scale=0"}, "scale = 0 never moves"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_value_and_the_fix(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
+
+
+def test_choices_that_say_what_the_scheme_wants_change_nothing() -> None:
+    plain = build()
+    same = build(positions="learned", mlp="gelu", qk_norm="none", head="tied")
+    idx = torch.randint(11, (2, 8))
+    assert torch.equal(plain(idx)[0], same(idx)[0])
+
+
+@pytest.mark.parametrize("scheme", ["pre-ln", "proj", "post-ln"])
+def test_every_connection_takes_every_model(scheme: str) -> None:
+    model = build(connection=scheme, positions="rope", mlp="swiglu", qk_norm="rms", head="untied")
+    wanted = {"lm_head.weight", "blocks.0.attn.q_norm.weight", "blocks.1.attn.k_norm.weight"}
+    assert wanted <= names(model) and "wpe.weight" not in names(model)
+    assert model.blocks[0].mlp.c_fc.weight.shape == (8 * 16, 16)
+    _, loss = model(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("scheme", WHOLE)
+def test_whole_models_may_be_tied_and_normalised_otherwise(scheme: str) -> None:
+    tied = build(connection=scheme, head="tied")
+    assert "lm_head.weight" not in names(tied)
+    named_in_the_scheme = build(connection=f"{scheme}:head=tied")
+    assert names(named_in_the_scheme) == names(tied)
+
+
+@pytest.mark.parametrize("scheme", WHOLE)
+def test_dropout_and_biases(scheme: str) -> None:
+    model = build(connection=scheme, dropout=0.2, bias=True)
+    idx = torch.randint(11, (2, 8))
+    assert not torch.equal(model(idx)[0], model(idx)[0])
+    model.eval()
+    assert torch.equal(model(idx)[0], model(idx)[0])
+
+
+def test_rms_and_l2_norms_agree_where_their_gains_are_one() -> None:
+    """RMS-normalised heads have norm sqrt(d_h): <q, k> / sqrt(d_h) is sqrt(d_h) times the cosine, as for l2."""
+    rms, l2 = build(qk_norm="rms").double(), build(qk_norm="l2").double()
+    l2.load_state_dict(rms.state_dict() | {k: v for k, v in l2.state_dict().items() if "qk_scale" in k}, strict=False)
+    idx = torch.randint(11, (2, 8))
+    torch.testing.assert_close(rms(idx)[0], l2(idx)[0], rtol=0, atol=1e-5)
+
+
+def test_queries_without_a_direction_have_finite_gradients() -> None:
+    model = build(connection="ngpt")
+    with torch.no_grad():
+        model.blocks[0].attn.c_attn.weight[:16].zero_()
+    _, loss = model(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))
+    loss.backward()
+    assert loss.isfinite() and all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_parameters_of_the_whole_models() -> None:
+    d, v, layers = 16, 11, 2
+    weights = 2 * v * d + layers * 16 * d * d
+    assert build(connection="gpt-qknorm").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + d
+    assert build(connection="ngpt").num_parameters() == weights + layers * (2 * d + d + 8 * d) + v
+    assert build(connection="angpt").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + v
+
+
+def test_a_scheme_that_is_only_a_connection_asks_for_nothing() -> None:
+    for name in ("pre-ln", "proj"):
+        scheme = parse_scheme(name)
+        assert scheme.model_options(16, 8) == parse_scheme("post-ln").model_options(64, 32)
+        assert scheme.training(6) == TrainingDefaults()
