@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import math
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from spheret.kernels import team
 
 PARALLEL_FROM = 1 << 14  # elements: below, waking a second thread costs more than it saves
+F32 = torch.float32
 Scalar = Tensor | float | None
 
 _INSTALLED = importlib.util.find_spec("numba") is not None
@@ -46,7 +48,7 @@ def _entries() -> ModuleType:
 
 def kept_like(h: Tensor, f: Tensor) -> Tensor:
     """An empty tensor like the third that :func:`forward` returns."""
-    return h.new_empty((2, _rows(h)), dtype=torch.float32)
+    return h.new_empty((2, _rows(h)), dtype=F32)
 
 
 def forward(
@@ -54,20 +56,21 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The retraction (..., d) in the dtype of ``h``, the same in ``read_dtype`` unless that is None, and the radial
     coefficient of each row in two parts, (2, rows) float32, which the backward wants back."""
-    out, kept = torch.empty(h.shape, dtype=torch.float32), kept_like(h, f)
+    out, kept = torch.empty(h.shape, dtype=F32), kept_like(h, f)
     _call("forward", h.shape, (step, p, radius), (_plain(h), _plain(f), out, kept))
-    return out.to(h.dtype), None if read_dtype is None else out.to(read_dtype), kept
+    return _cast(out, h.dtype), None if read_dtype is None else out.to(read_dtype), kept
 
 
 def backward(
     g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, kept: Tensor, step: Scalar, p: Scalar, radius: Scalar
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``h`` and ``f`` in their dtypes for the sum of ``g`` and ``g2``; those of step, p and radius, (3,)
-    float64, that of p if it is a tensor."""
-    dh, df, sums = _gradients(h)
+    float32, that of p if it is a tensor."""
+    dh, df, total = torch.empty(h.shape, dtype=F32), torch.empty(h.shape, dtype=F32), torch.zeros(3, dtype=F32)
     incoming = (_plain(g), None if g2 is None else _plain(g2))
-    _call("backward", h.shape, (step, p, radius), (*incoming, _plain(h), _plain(f), kept, dh, df, sums))
-    return dh.to(h.dtype), df.to(f.dtype), sums.sum(0)
+    sums = _sums(h)
+    _call("backward", h.shape, (step, p, radius), (*incoming, _plain(h), _plain(f), kept, dh, df, sums, total))
+    return _cast(dh, h.dtype), _cast(df, f.dtype), total
 
 
 def measure(h: Tensor, f: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
@@ -86,27 +89,27 @@ def combine(
     place."""
     stats[3], stats[5] = theta.cos(), kappa
     stats[4] = torch.where(beta > 0, theta.sin() / torch.where(beta > 0, beta, 1.0), 1.0)
-    out = torch.empty(h.shape, dtype=torch.float32)
+    out = torch.empty(h.shape, dtype=F32)
     _call("combine", h.shape, (step, None, radius), (_plain(h), _plain(f), stats, out, kept_like(h, f)))
-    return out.to(h.dtype)
+    return _cast(out, h.dtype)
 
 
 def backward_with_angle(
     g: Tensor, h: Tensor, f: Tensor, stats: Tensor, kappa: Tensor, step: Scalar, radius: Scalar
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`backward` for complete statistics; also d loss / d theta of each row."""
-    dh, df, sums = _gradients(h)
+    dh, df, total = torch.empty(h.shape, dtype=F32), torch.empty(h.shape, dtype=F32), torch.zeros(3, dtype=F32)
     turns = torch.empty(_rows(h), dtype=torch.float64)
     first = stats[1].float()
     kept = torch.stack((first, (stats[1] - first).float()))
-    tensors = (_plain(g), _plain(h), _plain(f), kept, stats[3:], dh, df, sums, turns)
+    tensors = (_plain(g), _plain(h), _plain(f), kept, stats[3:], dh, df, _sums(h), turns, total)
     _call("backward_with_angle", h.shape, (step, None, radius), tensors)
-    return dh.to(h.dtype), df.to(f.dtype), sums.sum(0), turns
+    return _cast(dh, h.dtype), _cast(df, f.dtype), total, turns
 
 
-def _gradients(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dh, df = (torch.empty(h.shape, dtype=torch.float32) for _ in range(2))
-    return dh, df, torch.empty((-(-_rows(h) // _entries().BLOCK), 3), dtype=torch.float64)
+def _sums(h: Tensor) -> Any:
+    """Room for the gradients of step, p and radius block by block."""
+    return (ctypes.c_double * (3 * -(-_rows(h) // _entries().BLOCK)))()
 
 
 def _rows(t: Tensor) -> int:
@@ -114,7 +117,14 @@ def _rows(t: Tensor) -> int:
 
 
 def _plain(t: Tensor) -> Tensor:
-    return t.detach().to(torch.float32).contiguous()
+    # In a small model the calls that find nothing to do would cost as much as the loop.
+    if t.dtype == F32 and t.is_contiguous():
+        return t
+    return t.detach().to(F32).contiguous()
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t if dtype == F32 else t.to(dtype)
 
 
 def _value(scalar: Scalar, default: float = math.nan) -> float:
@@ -123,10 +133,16 @@ def _value(scalar: Scalar, default: float = math.nan) -> float:
     return default if scalar is None else scalar
 
 
-def _call(name: str, shape: torch.Size, scalars: tuple[Scalar, ...], tensors: tuple[Tensor | None, ...]) -> None:
+def _call(name: str, shape: torch.Size, scalars: tuple[Scalar, ...], arrays: tuple[Any, ...]) -> None:
     size, d = shape.numel(), shape[-1]
     values = (ctypes.c_double * 4)(*map(_value, scalars), isinstance(scalars[1], Tensor))
-    addresses = (0 if t is None else t.data_ptr() for t in tensors)
-    arguments = (ctypes.c_int64 * (4 + len(tensors)))(0, size // d, d, ctypes.addressof(values), *addresses)
+    addresses = [_address(array) for array in arrays]
+    arguments = (ctypes.c_int64 * (5 + len(arrays)))(0, 0, size // d, d, ctypes.addressof(values), *addresses)
     threads = torch.get_num_threads() if size >= PARALLEL_FROM else 1
     team.run(_entries().entry(name).address, ctypes.addressof(arguments), threads)
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, Tensor):
+        return array.data_ptr()
+    return 0 if array is None else ctypes.addressof(array)

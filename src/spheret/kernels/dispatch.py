@@ -150,7 +150,7 @@ def _obstacle(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
     """Why neither compiled loops nor kernels can serve these arguments, or the empty string."""
     if h.device != f.device:
         return f"tensors lie on {h.device} and {f.device}"
-    if any(is_traceable_wrapper_subclass(t) for t in (h, f)):
+    if any(type(t) is not Tensor and is_traceable_wrapper_subclass(t) for t in (h, f)):
         return f"{type(h).__name__} and {type(f).__name__} are not plain tensors"
     tensors = [v for v in scalars if isinstance(v, Tensor)]
     if any(v.numel() != 1 for v in tensors):
@@ -168,7 +168,7 @@ def _check(h: Tensor, f: Tensor, alpha: Tensor | float, p: Exponent, radius: Ten
     for name, tensor in (("h", h), ("f", f)):
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}: a retraction needs floating point; use {name}.float()")
-    if not isinstance(p, Tensor) and (math.isnan(p) or p <= 0):
+    if not isinstance(p, Tensor) and not p > 0:
         raise ValueError(f"p = {p}: the exponent must lie in (0, inf]; p -> 0 is the identity map, p = inf is GeoNorm")
     if radius is not None and not isinstance(radius, Tensor) and not (0 < radius < math.inf):
         raise ValueError(f"radius = {radius}: it must be a positive finite number")

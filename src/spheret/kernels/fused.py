@@ -57,7 +57,7 @@ class FusedRetraction(torch.autograd.Function):
         else:
             dh, df, sums = kernels(h).backward(g, g2, h, f, kept, *scalars)
         wanted = ctx.needs_input_grad[2:5]
-        return dh, df, *(_shaped(sums[i], scalars[i]) if wanted[i] else None for i in range(3)), None
+        return dh, df, *(_entry(sums, i, scalars[i]) if wanted[i] else None for i in range(3)), None
 
 
 def _as_operator() -> bool:
@@ -81,8 +81,12 @@ def _by_formula(
     return grads._replace(h=grads.h.to(h.dtype), f=grads.f.to(f.dtype))
 
 
-def _shaped(grad: Tensor | None, like: Any) -> Tensor | None:
-    return None if grad is None else grad.sum().to(like.dtype).reshape(like.shape)
+def _entry(sums: Any, i: int, like: Any) -> Tensor | None:
+    """The gradient of the i-th scalar in its shape, out of three sums in one tensor or of three tensors of rows."""
+    if isinstance(sums, Tensor):
+        grad = sums.narrow(0, i, 1)
+        return grad if like.shape == (1,) and like.dtype == grad.dtype else grad.to(like.dtype).reshape(like.shape)
+    return None if sums[i] is None else sums[i].sum().to(like.dtype).reshape(like.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -100,8 +104,8 @@ def _operator_backward(ctx: Any, g: Tensor | None, g2: Tensor | None, _: Tensor 
         return (None,) * 9
     pairs = [part for pair in zip(tensors, ctx.values, strict=True) for part in pair]
     dh, df, sums = retract_rows_backward(present[0], present[1] if len(present) > 1 else None, h, f, kept, *pairs)
-    ds, dp, dr = (None if like is None else _shaped(sums[i], like) for i, like in enumerate(tensors))
+    ds, dp, dr = (None if like is None else _entry(sums, i, like) for i, like in enumerate(tensors))
     return dh, df, ds, None, dp, None, dr, None, None
 
 
-retract_rows.register_autograd(_operator_backward, setup_context=_setup_context)
+torch.library.register_autograd("spheret::retract", _operator_backward, setup_context=_setup_context)

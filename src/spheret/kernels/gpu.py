@@ -56,11 +56,12 @@ def backward(
     g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, kept: Tensor, step: Scalar, p: Scalar, radius: Scalar
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``h`` and ``f`` in their dtypes for the sum of ``g`` and ``g2``; those of step, p and radius, (3,)
-    float64, 0 for those that are floats where none is a tensor."""
+    in the compute dtype, 0 for those that are floats where none is a tensor."""
     learned = any(isinstance(value, Tensor) for value in (step, p, radius))
     scalars, learns_p = (step, p, radius), isinstance(p, Tensor)
     dh, df, sums = _launch().backward(g, g2, h, f, kept, *scalars, need_p=learns_p, need_sums=learned)
-    return dh, df, h.new_zeros(3, dtype=torch.float64) if sums is None else sums.sum(1, dtype=torch.float64)
+    dtype = compute_dtype(h, f)
+    return dh, df, h.new_zeros(3, dtype=dtype) if sums is None else sums.sum(1, dtype=torch.float64).to(dtype)
 
 
 def measure(h: Tensor, f: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:

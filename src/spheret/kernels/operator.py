@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.geometry import compute_dtype
 from spheret.kernels import cpu, gpu
 
 Scalar = Tensor | float | None
@@ -28,8 +29,24 @@ def kernels(h: Tensor) -> ModuleType:
     return gpu if h.device.type == "cuda" or FORCED == "triton" else cpu
 
 
-@torch.library.custom_op("spheret::retract", mutates_args=(), device_types=("cpu", "cuda"))
-def retract_rows(
+_SCALARS = "Tensor? step, float step_value, Tensor? p, float p_value, Tensor? radius, float radius_value"
+# Defined by their schema: `torch.library.custom_op` looks for aliases at every call, which costs a small model dearly.
+torch.library.define(
+    "spheret::retract",
+    f"(Tensor h, Tensor f, {_SCALARS}, ScalarType? read_dtype) -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "spheret::retract_backward",
+    f"(Tensor g, Tensor? g2, Tensor h, Tensor f, Tensor kept, {_SCALARS}) -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+retract_rows = torch.ops.spheret.retract.default
+retract_rows_backward = torch.ops.spheret.retract_backward.default
+
+
+@torch.library.impl("spheret::retract", ("cpu", "cuda"))
+def _retract_rows(
     h: Tensor,
     f: Tensor,
     step: Tensor | None,
@@ -47,8 +64,8 @@ def retract_rows(
     return out, h.new_empty(0) if read is None else read, kept
 
 
-@torch.library.custom_op("spheret::retract_backward", mutates_args=(), device_types=("cpu", "cuda"))
-def retract_rows_backward(
+@torch.library.impl("spheret::retract_backward", ("cpu", "cuda"))
+def _retract_rows_backward(
     g: Tensor,
     g2: Tensor | None,
     h: Tensor,
@@ -61,10 +78,21 @@ def retract_rows_backward(
     radius: Tensor | None,
     radius_value: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of h and f for the sum of ``g`` and ``g2``, and those of step, p and radius over all rows, (3,)
-    float64."""
+    """Gradients of h and f for the sum of ``g`` and ``g2``, and those of step, p and radius over all rows, (3,) in the
+    compute dtype."""
     scalars = _either((step, p, radius), (step_value, p_value, radius_value))
     return kernels(h).backward(g, g2, h, f, kept, *scalars)
+
+
+@torch.library.register_fake("spheret::retract")
+def _(h: Tensor, f: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    read = h.new_empty(0) if rest[-1] is None else h.new_empty(h.shape, dtype=rest[-1])
+    return h.new_empty(h.shape), read, kernels(h).kept_like(h, f)
+
+
+@torch.library.register_fake("spheret::retract_backward")
+def _(g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return h.new_empty(h.shape), f.new_empty(f.shape), h.new_empty((3,), dtype=compute_dtype(h, f))
 
 
 def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tuple[Scalar, ...]:
@@ -72,17 +100,6 @@ def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tu
         (None if math.isnan(value) else value) if tensor is None else tensor
         for tensor, value in zip(tensors, values, strict=True)
     )
-
-
-@retract_rows.register_fake
-def _(h: Tensor, f: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    read = h.new_empty(0) if rest[-1] is None else h.new_empty(h.shape, dtype=rest[-1])
-    return h.new_empty(h.shape), read, kernels(h).kept_like(h, f)
-
-
-@retract_rows_backward.register_fake
-def _(g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return h.new_empty(h.shape), f.new_empty(f.shape), h.new_empty((3,), dtype=torch.float64)
 
 
 def split(value: Scalar, default: float) -> tuple[Tensor | None, float]:
