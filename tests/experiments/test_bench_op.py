@@ -17,7 +17,9 @@ TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16,
 def test_every_variant_is_timed_in_every_round_and_in_turn() -> None:
     order: list[str] = []
     result = bench_op(TINY, on_sample=lambda name, *_: order.append(name))
-    assert order == [COPY, ADD, *TINY.schemes] * TINY.rounds
+    names = [COPY, ADD, *TINY.schemes]
+    rounds = [order[i : i + len(names)] for i in range(0, len(order), len(names))]
+    assert rounds == [names[i:] + names[:i] for i in range(TINY.rounds)]
     assert [v["variant"] for v in result["variants"]] == [COPY, ADD, *TINY.schemes]
     assert all(len(v["seconds"]) == len(v["ratios"]) == TINY.rounds for v in result["variants"])
     (baseline,) = [v for v in result["variants"] if v["variant"] == result["baseline"]]

@@ -105,14 +105,17 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
     calls = {COPY: copy} | {
         name: partial(_call, function, [h, f, *learned], (g1, g2)) for name, (function, learned) in variants.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    names = tuple(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     if device.type == "cpu":
         keep_freed_memory()
     with collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             collect()
-            for name, call in calls.items():
-                taken = _timed(call, device)
+            # Each round begins one further: what a call leaves in the cache falls on another one every time.
+            first = number % len(calls)
+            for name in (*names[first:], *names[:first]):
+                taken = _timed(calls[name], device)
                 if number >= 0:
                     seconds[name].append(taken)
                     if on_sample is not None:

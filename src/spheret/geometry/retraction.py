@@ -42,8 +42,17 @@ def retract_rows(
     """``h`` rotated towards the tangent part of ``f``; (..., d) in the compute dtype. Differentiable by autograd as
     it stands."""
     r = rows(h, f, step)
-    cos, sinc = cos_and_sinc(r.beta, p) if angle is None else cos_and_sinc_of(r.beta, angle)
+    cos, sinc = _rotation(r.beta, p) if angle is None else cos_and_sinc_of(r.beta, angle)
     return combine(h, r, cos, sinc, radius)
+
+
+def _rotation(beta: Tensor, p: Exponent) -> tuple[Tensor, Tensor]:
+    """``cos_and_sinc`` rounded once: what float32 arithmetic loses of C^2 + q S^2 = 1 at this p has the same sign in
+    every layer, and the norm would drift by half a unit in the last place with each."""
+    if beta.device.type == "mps":  # no float64 there
+        return cos_and_sinc(beta, p)
+    cos, sinc = cos_and_sinc(beta.double(), p.double() if isinstance(p, Tensor) else p)
+    return cos.to(beta.dtype), sinc.to(beta.dtype)
 
 
 def combine(h: Tensor, r: Rows, cos: Tensor, sinc: Tensor, radius: Tensor | float | None) -> Tensor:

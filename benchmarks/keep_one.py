@@ -1,0 +1,139 @@
+"""What keeping one of h and f would save and cost: benchmarks/results/keep_one.json and .md.
+
+A connection keeps h, f and two numbers of each row. h and h' are kept by the neighbouring sublayers anyway, so f could
+be solved back from them, f = c h + (h' - C h)/(S step), at the price of another pass and of what rounding h' does to
+the quotient: about eps/sin(theta). Rows that turn by less than a threshold keep their f.
+
+    python benchmarks/keep_one.py    # about two minutes on two quiet cores
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import spheret
+from spheret.connections.spheret import SpheretNorm
+from spheret.experiments.bench_bytes import keep_freed_memory, peak_cpu_bytes
+from spheret.geometry import cos_and_sinc, rows
+from spheret.kernels import cpu
+from spheret.training.environment import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+SMALLEST_ANGLE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # radians; below, a row keeps its f
+
+
+class Solved(torch.autograd.Function):
+    """``retract(h, f, alpha=step)``, p = 1, that keeps h and h' and of f only the rows that hardly turn."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, f: Tensor, step: Tensor) -> Tensor:
+        out, _, kept = cpu.forward(h, f, step, 1.0, None)
+        r = rows(h.float(), f.float(), step)
+        cos, sinc = cos_and_sinc(r.beta, 1.0)
+        slow = (sinc * r.beta < SMALLEST_ANGLE[h.dtype]).squeeze(-1)
+        c = (kept[0] + kept[1]).view_as(cos)
+        ctx.save_for_backward(h, out, kept, c, cos, sinc, step, slow, f[slow])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, out, kept, c, cos, sinc, step, slow, f_slow = ctx.saved_tensors
+        factor = 1 / (step * sinc)
+        f = (c - cos * factor) * h + factor * out
+        f[slow] = f_slow.to(f.dtype)
+        dh, df, sums = cpu.backward(g, None, h, f, kept, step, 1.0, None)
+        return dh, df.to(f_slow.dtype), sums[:1]
+
+
+def errors(dtype: torch.dtype, size: float) -> dict[str, float]:
+    """Largest error of a row's df, relative to the row, kept against solved; h in ``dtype``, beta about ``size``."""
+    torch.manual_seed(0)
+    h, f, g = (torch.randn(2048, 768) for _ in range(3))
+    h, f = h.to(dtype), size * f
+    step = torch.ones(1)
+    exact = gradient(spheret.retract, h.double(), f.double(), g.double(), step.double())
+    found = {
+        "kept": gradient(spheret.retract, h, f, g, step),
+        "solved": gradient(lambda h, f, alpha: Solved.apply(h, f, alpha), h, f, g, step),
+    }
+    scale = exact.norm(dim=-1)
+    return {name: float(((df.double() - exact).norm(dim=-1) / scale).max()) for name, df in found.items()}
+
+
+def gradient(function: Callable[..., Tensor], h: Tensor, f: Tensor, g: Tensor, step: Tensor) -> Tensor:
+    h, f = h.clone().requires_grad_(), f.clone().requires_grad_()
+    return torch.autograd.grad(function(h, f, alpha=step), f, g.to(h.dtype))[0]
+
+
+def model_step(solved: bool) -> Callable[[], None]:
+    torch.manual_seed(0)
+    shape = {"n_layer": 12, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 257}
+    model = spheret.GPT(spheret.GPTConfig(connection="proj", **shape))
+    if solved:
+        for module in model.modules():
+            if isinstance(module, SpheretNorm):
+                module.fork = _solved_fork(module)  # type: ignore[method-assign]
+    tokens = torch.randint(257, (4, 257))
+
+    def step() -> None:
+        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _solved_fork(module: SpheretNorm) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def fork(h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        out = Solved.apply(h, f, module.step())
+        return out, out
+
+    return fork
+
+
+def steps() -> dict[str, Any]:
+    """Peak memory and seconds of a 12 x 384 step, kept and solved in turn."""
+    keep_freed_memory()
+    calls = {"kept": model_step(False), "solved": model_step(True)}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(9):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - started)
+    return {
+        name: {"peak_bytes": peak_cpu_bytes(call), "median_s": statistics.median(seconds[name][1:])}
+        for name, call in calls.items()
+    }
+
+
+def main() -> None:
+    print("gradient errors ...", flush=True)
+    table = {
+        str(dtype).removeprefix("torch."): {size: errors(dtype, size) for size in (1e-4, 1e-2, 0.1, 0.3, 1.0, 10.0)}
+        for dtype in SMALLEST_ANGLE
+    }
+    print("steps of a 12 x 384 model ...", flush=True)
+    record = {"versions": versions(), "machine": machine(torch.device("cpu")), "errors": table, "step": steps()}
+    (RESULTS / "keep_one.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    lines = ["| stream | beta | error of df, f kept | f solved back |", "| --- | ---: | ---: | ---: |"]
+    for dtype, sizes in table.items():
+        lines += [f"| {dtype} | {size:g} | {e['kept']:.1e} | {e['solved']:.1e} |" for size, e in sizes.items()]
+    lines += ["", "| 12 x 384, 1,024 tokens, eager | peak | step |", "| --- | ---: | ---: |"]
+    lines += [
+        f"| f {name} | {s['peak_bytes'] / 2**20:.1f} MiB | {1e3 * s['median_s']:.0f} ms |"
+        for name, s in record["step"].items()
+    ]
+    (RESULTS / "keep_one.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""One connection alone at many widths and numbers of rows: benchmarks/results/op/{ROWSxDIM}.json and table.md.
+
+python benchmarks/op.py            # all shapes, about ten minutes on two quiet cores
+python benchmarks/op.py 4096x768   # this one, and the table again
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spheret.experiments.bench_op import ADD, OpBench, bench_op
+from spheret.training.files import write_json
+
+RESULTS = Path(__file__).parent / "results" / "op"
+SHAPES = ("64x128", "1024x128", "4096x128", "65536x128", "64x384", "4096x384", "64x768", "1024x768", "4096x768")
+SHAPES += ("16384x768", "65536x768", "64x1024", "4096x1024", "64x4096", "4096x4096")
+SPHERES = ("spheret:p=0.5", "proj", "cay", "spheret:p=3", "geonorm", "spheret:p=learn-per-layer")
+BASELINES = ("pre-ln", "pre-ln (compiled)", "pre-ln:norm=rmsnorm (compiled)")
+FULL = OpBench.schemes  # every baseline, at one shape
+HEADER = "| rows x d | `add` ms | Pre-LN ms | compiled ms | spheres ms | to Pre-LN | to compiled | to `add` | largest / smallest p |"
+
+
+def measure(shape: str) -> None:
+    rows, dim = map(int, shape.split("x"))
+    schemes = FULL if shape == "4096x768" else BASELINES + SPHERES
+    rounds = 40 if rows * dim <= 4096 * 1024 else 12
+    torch.compiler.reset()
+    write_json(RESULTS / f"{shape}.json", bench_op(OpBench(schemes=schemes, rows=rows, dim=dim, rounds=rounds)))
+
+
+def row(path: Path) -> tuple[int, int, str]:
+    result: dict[str, Any] = json.loads(path.read_text())
+    ms = {v["variant"]: 1e3 * v["median_s"] for v in result["variants"]}
+    spheres = sorted(ms[name] for name in SPHERES)
+    sphere = spheres[len(spheres) // 2]
+    pre, compiled = ms["pre-ln"], ms["pre-ln (compiled)"]
+    rows, dim = result["settings"]["rows"], result["settings"]["dim"]
+    cells = (
+        ms[ADD],
+        pre,
+        compiled,
+        sphere,
+        sphere / pre,
+        sphere / compiled,
+        sphere / ms[ADD],
+        spheres[-1] / spheres[0],
+    )
+    return dim, rows, f"| {rows:,} x {dim:,} | " + " | ".join(f"{c:.2f}" for c in cells) + " |"
+
+
+def table() -> str:
+    rows = sorted(row(path) for path in RESULTS.glob("*.json"))
+    return "\n".join(
+        [
+            "Forward and backward of one connection (next stream, next branch input, two gradients back), float32, 2 threads.",
+            "Medians; `spheres` is the upper median of six exponents. Rebuilt by `python benchmarks/op.py`.",
+            "",
+            HEADER,
+            "| ---: " * 9 + "|",
+            *(text for _, _, text in rows),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for shape in sys.argv[1:] or SHAPES:
+        print(f"{shape} ...", flush=True)
+        measure(shape)
+    (RESULTS / "table.md").write_text(table(), encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
