@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> int:
-    words = train.with_recipe(words)
     classes = {name: command for name, (command, _) in COMMANDS.items()}
     try:  # building a configuration checks it, so a bad value is an error of the same kind here
-        command = tyro.extras.subcommand_cli_from_dict(classes, args=words, prog="spheret", description=DESCRIPTION)
+        given = train.with_recipe(words)
+        command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
     except KeyboardInterrupt as stop:
         print("spheret: interrupted", file=sys.stderr)

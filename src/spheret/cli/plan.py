@@ -14,10 +14,10 @@ import tyro
 from rich.console import Console
 
 from spheret.cli.console import output, say, say_hanging
-from spheret.cli.errors import UsageError, flags_checked
+from spheret.cli.errors import flags_checked
 from spheret.cli.plan_tables import gpu_table, list_table, memory_table, size_table
 from spheret.experiments.cost import RunCost, run_cost
-from spheret.experiments.gpus import GPUS, find_gpu
+from spheret.experiments.gpus import GPUS, check_mfu, find_gpu
 from spheret.recipes import Recipe, available, recipe
 from spheret.recipes.registry import find
 
@@ -43,9 +43,8 @@ class PlanCommand:
     """Share of its peak speed that a GPU is assumed to reach (model FLOPs utilisation)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.mfu <= 1:
-            raise UsageError(f"mfu = {self.mfu}: the share of the peak speed lies in (0, 1]; 0.4 is a good run")
         with flags_checked():
+            check_mfu(self.mfu)
             for gpu in self.gpu:
                 find_gpu(gpu)
             for one in self.recipes():
@@ -121,11 +120,12 @@ def _say_costs(console: Console, costs: dict[str, RunCost], command: PlanCommand
         console,
         "",
         f"Counted on one device in eager mode, products in {'bfloat16' if first.bfloat16 else 'float32'}, weights in "
-        "float32. torch.compile keeps less. Recomputed: only the input of every block is kept.",
+        "float32. torch.compile keeps less. Recomputed: only the input of every block is kept, which `spheret train` "
+        "does not do.",
         "dim",
     )
     say(console)
-    console.print(gpu_table(costs, {name: find_gpu(name) for name in command.gpu}, command.mfu))
+    console.print(gpu_table(costs, [find_gpu(name) for name in command.gpu], command.mfu))
     say_hanging(
         console,
         "",

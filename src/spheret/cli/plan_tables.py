@@ -30,8 +30,8 @@ def size_table(costs: Mapping[str, RunCost]) -> Table:
             (
                 scheme,
                 f"{cost.parameters:,}",
-                f"{cost.flops_per_token:.3e}",
-                f"{cost.flops:.3e}",
+                scientific(cost.flops_per_token),
+                scientific(cost.flops),
                 *(size(n) for n in (cost.memory.weights, cost.memory.gradients, cost.memory.optimizer)),
             )
             for scheme, cost in costs.items()
@@ -55,16 +55,16 @@ def memory_table(costs: Mapping[str, RunCost]) -> Table:
     )
 
 
-def gpu_table(costs: Mapping[str, RunCost], gpus: Mapping[str, GPU], mfu: float) -> Table:
+def gpu_table(costs: Mapping[str, RunCost], gpus: Iterable[GPU], mfu: float) -> Table:
     """Hours and shares of memory, GPU by GPU."""
     header = ("GPU", "memory", "TFLOP/s", "scheme", "hours", "memory used", "recomputed")
     rows = []
-    for name, gpu in gpus.items():
+    for gpu in gpus:
         for scheme, cost in costs.items():
             speed = gpu.bfloat16 if cost.bfloat16 else gpu.float32
             rows.append(
                 (
-                    name,
+                    gpu.name,
                     size(gpu.memory),
                     f"{speed / 1e12:g}",
                     scheme,
@@ -86,6 +86,12 @@ def short(n: float) -> str:
     """6.5536e9 -> 6.55B."""
     unit, name = next(((u, s) for u, s in ((1e9, "B"), (1e6, "M")) if n >= u), (1e3, "k"))
     return f"{n / unit:.3g}{name}"
+
+
+def scientific(n: float) -> str:
+    """5.6e18 -> 5.600e18."""
+    mantissa, _, exponent = f"{n:.3e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def _share(peak: int, gpu: GPU) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ def with_recipe(words: list[str]) -> list[str]:
 
     UsageError: an unknown recipe or scheme.
     """
-    name = _given(words, "--recipe")
-    if words[:1] != ["train"] or not name:
+    if words[:1] != ["train"] or not (name := _given(words, "--recipe")):
         return words
     with flags_checked():
         planned = recipe(name, scheme=_given(words, "--scheme")).flags()
@@ -81,7 +81,7 @@ def with_recipe(words: list[str]) -> list[str]:
 
 def _given(words: list[str], flag: str) -> str | None:
     """Value of a flag on a command line, written `--flag value` or `--flag=value`."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if _flag(word) == flag:
             return word.partition("=")[2] if "=" in word else following
     return None

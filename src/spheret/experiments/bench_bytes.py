@@ -13,7 +13,6 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
 _OVERWRITING = ("copy_", "fill_", "zero_")  # they do not read what they write
 
 

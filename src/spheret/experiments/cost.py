@@ -20,7 +20,7 @@ class RunCost:
         tokens: trained on.
         flops_per_token: of forward and backward pass.
         memory: of a step as the trainer makes it.
-        recomputed: of a step that keeps only the input of every block.
+        recomputed: of a step that keeps only the input of every block, which the trainer does not do.
         recompute_flops_per_token: what that adds to `flops_per_token`.
         bfloat16: whether matrix products are in bfloat16.
     """

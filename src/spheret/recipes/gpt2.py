@@ -68,5 +68,5 @@ def _recipe(
         eval_windows=512,
         checkpoint_interval=500,
     )
-    title = f"the SpheretNorm paper's {size} model, {TITLES[corpus]}"
+    title = f"SpheretNorm's {size} model, {TITLES[corpus]}"
     return Recipe(title=title, settings=settings, scheme=scheme, schemes=METHODS, lr=lr)
