@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +13,14 @@ from torch import Tensor
 from spheret.connections import available
 from spheret.experiments.bench_bytes import peak_cpu_bytes
 from spheret.experiments.memory import StepMemory, in_bfloat16, recompute_blocks, step_memory
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPTConfig
 from spheret.training import TrainConfig
-from spheret.training.optimizer import build_adamw
+from spheret.training.accumulate import accumulate_gradients, clip_gradients
+from spheret.training.device import autocast
+from spheret.training.state import initial_state
+from spheret.training.update import update_parameters
+
+CPU = torch.device("cpu")
 
 SHAPE = {"n_layer": 3, "n_head": 2, "n_embd": 64, "block_size": 128, "vocab_size": 97}
 GPT2_LARGE = {"n_layer": 36, "n_head": 20, "n_embd": 1280, "block_size": 1024, "vocab_size": 50304}
@@ -27,41 +32,34 @@ def config(scheme: str, **changes: Any) -> TrainConfig:
 
 
 class RealStep:
-    """A model that has made its first optimizer step."""
+    """An optimizer step of the trainer, for a model that has made its first."""
 
     def __init__(self, run: TrainConfig, recompute: bool = False) -> None:
-        torch.manual_seed(0)
-        self.model, self.run = GPT(run.model), run
-        self.optimizer = build_adamw(self.model, lr=1e-3)
+        self.run, self.state = run, initial_state(run, CPU)
+        self.model = self.state.model
         if recompute:
             recompute_blocks(self.model)
-        tokens = torch.randint(0, run.model.vocab_size, (run.batch_size // run.grad_accum, run.model.block_size + 1))
-        self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.context = autocast(CPU, torch.bfloat16 if run.dtype == "bfloat16" else torch.float32)
+        shape = (run.batch_size, run.model.block_size)
+        self.x, self.y = np.random.default_rng(0).integers(run.model.vocab_size, size=(2, *shape))
         self()
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        bfloat16 = self.run.dtype == "bfloat16"
-        with torch.autocast("cpu", dtype=torch.bfloat16) if bfloat16 else contextlib.nullcontext():
-            return self.model(self.x, self.y)
-
     def __call__(self) -> None:
-        for _ in range(self.run.grad_accum):
-            _, loss = self.forward()
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.model.after_step()
-        self.optimizer.zero_grad(set_to_none=True)
+        accumulate_gradients(
+            self.model, self.x, self.y, micro_batches=self.run.grad_accum, device=CPU, context=self.context
+        )
+        update_parameters(self.state, 1e-3, clip_gradients(self.model.parameters(), self.run.grad_clip))
 
     def static(self) -> tuple[int, int]:
         """Bytes of weights and of the optimizer."""
         weights = [*self.model.parameters(), *self.model.buffers()]
-        moments = [v for state in self.optimizer.state.values() for v in state.values()]
+        moments = [v for state in self.state.optimizer.state.values() for v in state.values()]
         return sum(t.nbytes for t in weights), sum(t.nbytes for t in moments)
 
-    def saved(self) -> int:
-        """Bytes that the forward pass saves for the backward pass, each storage once and parameters not, and logits."""
-        own = {t.untyped_storage().data_ptr() for t in (*self.model.parameters(), *self.model.buffers())}
+    def left_behind(self) -> int:
+        """Bytes that a forward pass leaves: tokens, logits, loss, and what it saves for the backward pass but the
+        parameters, each storage once."""
+        x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
         kept: dict[int, Tensor] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -69,11 +67,10 @@ class RealStep:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            logits, loss = self.forward()
-        kept[logits.untyped_storage().data_ptr()] = logits
-        kept = {key: t for key, t in kept.items() if key not in own}
-        outside = {t.untyped_storage().data_ptr() for t in (self.x, self.y)}
-        return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in outside) + loss.nbytes
+            outputs = self.model(x, y)
+        kept |= {t.untyped_storage().data_ptr(): t for t in (x, *outputs)}
+        known = {t.untyped_storage().data_ptr() for t in (y, *self.model.parameters(), *self.model.buffers())}
+        return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in known)
 
 
 @pytest.mark.parametrize("scheme", available())
@@ -83,8 +80,7 @@ def test_bytes_agree_with_a_real_step(scheme: str) -> None:
     weights, moments = real.static()
     assert (counted.weights, counted.optimizer) == (weights, moments)
     assert counted.gradients == sum(p.nbytes for p in real.model.parameters())
-    tokens = real.x.nbytes
-    assert counted.activations == pytest.approx(real.saved() + tokens, rel=0.01)
+    assert counted.activations == pytest.approx(real.left_behind(), rel=0.01)
     assert counted.peak == pytest.approx(weights + moments + peak_cpu_bytes(real), rel=0.02)
 
 
