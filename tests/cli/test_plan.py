@@ -11,7 +11,7 @@ import pytest
 import tyro
 
 from spheret.cli.plan import PlanCommand
-from spheret.cli.plan_tables import gpu_table, scientific, short, size
+from spheret.cli.plan_tables import gpu_table, hours, scientific, short, size
 from spheret.cli.train import with_recipe
 from spheret.experiments.cost import run_cost
 from spheret.experiments.gpus import GPU
@@ -103,3 +103,7 @@ def test_train_names_an_unknown_recipe(spheret: Any) -> None:
 def test_numbers_for_people(n: float, bytes_: str, count: str) -> None:
     assert (size(n), short(n)) == (bytes_, count)
     assert float(scientific(n)) == n
+
+
+def test_short_and_long_runs() -> None:
+    assert [hours(n) for n in (1234.56, 12.34, 3.912, 0.0301)] == ["1,234.6", "12.3", "3.9", "0.03"]

@@ -137,4 +137,5 @@ def _say_costs(console: Console, costs: dict[str, RunCost], command: PlanCommand
 
 def _words(name: str, planned: Recipe) -> list[str]:
     scheme = [] if planned.scheme == recipe(name).scheme else ["--scheme", planned.scheme]
-    return ["spheret", "train", "--recipe", name, *scheme, "--out", f"runs/{name}"]
+    data = [] if planned.settings.data == ("stdlib",) else ["--data", "FOLDER"]
+    return ["spheret", "train", "--recipe", name, *scheme, *data, "--out", f"runs/{name}"]

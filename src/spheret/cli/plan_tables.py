@@ -68,7 +68,7 @@ def gpu_table(costs: Mapping[str, RunCost], gpus: Iterable[GPU], mfu: float) -> 
                     size(gpu.memory),
                     f"{speed / 1e12:g}",
                     scheme,
-                    f"{cost.hours(gpu, mfu):,.1f}",
+                    hours(cost.hours(gpu, mfu)),
                     _share(cost.memory.peak, gpu),
                     _share(cost.recomputed.peak, gpu),
                 )
@@ -86,6 +86,11 @@ def short(n: float) -> str:
     """6.5536e9 -> 6.55B."""
     unit, name = next(((u, s) for u, s in ((1e9, "B"), (1e6, "M")) if n >= u), (1e3, "k"))
     return f"{n / unit:.3g}{name}"
+
+
+def hours(n: float) -> str:
+    """Tenths from 10 hours on, two digits below."""
+    return f"{n:,.1f}" if n >= 10 else f"{n:.2g}"
 
 
 def scientific(n: float) -> str:

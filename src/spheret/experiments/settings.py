@@ -26,8 +26,7 @@ class RunSettings:
     tokenizer: str = "bytes"
     """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
     vocab_multiple: int = 1
-    """The model's vocabulary is the tokenizer's, rounded up to a multiple of this; 64 makes 50304 of GPT-2's 50257,
-    which is faster on GPUs."""
+    """Round the model's vocabulary up to a multiple of this; 64, for GPUs, makes 50304 of GPT-2's 50257."""
     text_column: str = "text"
     """Field of .jsonl and .parquet files that holds the text."""
     val_fraction: float = 0.1
