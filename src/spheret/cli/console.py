@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 
 from rich.console import Console
 
@@ -28,3 +29,15 @@ def say(console: Console, text: str = "", style: str = "", *, to_copy: bool = Fa
     A terminal gets its lines broken between words, unless they are `to_copy`; a pipe gets them whole.
     """
     console.print(text, style=style, markup=False, soft_wrap=to_copy or not is_terminal())
+
+
+def say_hanging(console: Console, start: str, text: str, style: str = "") -> None:
+    """``text`` behind ``start``, broken between words at the console's width, further lines below the first."""
+    lines = textwrap.wrap(
+        text,
+        max(console.width, len(start) + 20),
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_on_hyphens=False,
+    )
+    say(console, "\n".join(lines) or start.rstrip(), style, to_copy=True)

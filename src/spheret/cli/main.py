@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from spheret import __version__
-from spheret.cli import bench, compare, prepare, report, schemes, train
+from spheret.cli import bench, compare, plan, prepare, report, schemes, train
 from spheret.cli.errors import UsageError, as_flags, explain
 from spheret.experiments.compare import ComparisonBusy
 
@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "train": (train.TrainCommand, train.run),
     "prepare": (prepare.PrepareCommand, prepare.run),
     "report": (report.ReportCommand, report.run),
+    "plan": (plan.PlanCommand, plan.run),
     "bench": (bench.BenchCommand, bench.run),
     "schemes": (schemes.SchemesCommand, schemes.run),
 }
@@ -43,7 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(words: list[str]) -> int:
     classes = {name: command for name, (command, _) in COMMANDS.items()}
     try:  # building a configuration checks it, so a bad value is an error of the same kind here
-        command = tyro.extras.subcommand_cli_from_dict(classes, args=words, prog="spheret", description=DESCRIPTION)
+        given = train.with_recipe(words)
+        command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
     except KeyboardInterrupt as stop:
         print("spheret: interrupted", file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +15,7 @@ import tyro
 from rich.console import Console
 from torch import nn
 
-from spheret.cli.console import output, say
+from spheret.cli.console import output, say, say_hanging
 from spheret.connections import available, parse_scheme
 from spheret.connections.base import Scheme
 
@@ -55,24 +54,24 @@ def _list(console: Console) -> None:
         names = list(family)
         width = max(map(len, names))
         for name in names:
-            _say_hanging(console, f"{name:{width}}  ", parse_scheme(name).summary)
+            say_hanging(console, f"{name:{width}}  ", parse_scheme(name).summary)
         scheme = parse_scheme(names[0])
         _say_facts(console, {"equation": scheme.equation} | _facts(scheme), indent=4)
         say(console)
     for line in LEGEND:
-        _say_hanging(console, "", line)
+        say_hanging(console, "", line)
 
 
 def _explain(console: Console, scheme: Scheme) -> None:
     documentation = _documentation(scheme)
     if not documentation.startswith(scheme.summary):
-        _say_hanging(console, "", scheme.summary + ".")
+        say_hanging(console, "", scheme.summary + ".")
         say(console)
     for paragraph in documentation.split("\n\n"):
         if paragraph.startswith(" "):  # an equation keeps its lines
             say(console, paragraph, to_copy=True)
         else:
-            _say_hanging(console, "", paragraph)
+            say_hanging(console, "", paragraph)
         say(console)
     _say_facts(console, _facts(scheme))
     say(console, "\nOptions, each written as name:option=value,option=value:")
@@ -85,7 +84,7 @@ def _explain(console: Console, scheme: Scheme) -> None:
     for name, values in scheme.presets.items():
         if values:
             stands_for = ",".join(f"{key.replace('_', '-')}={_word(value)}" for key, value in values.items())
-            _say_hanging(console, "  ", f"preset={name} stands for {stands_for}")
+            say_hanging(console, "  ", f"preset={name} stands for {stands_for}")
 
 
 def _facts(scheme: Scheme) -> dict[str, str]:
@@ -122,19 +121,7 @@ def _say_facts(console: Console, facts: Mapping[str, str], indent: int = 0) -> N
     width = max(map(len, facts))
     for name, text in facts.items():
         for i, line in enumerate(text.splitlines() or [""]):
-            _say_hanging(console, f"{' ' * indent}{'' if i else name:{width}}  ", line)
-
-
-def _say_hanging(console: Console, start: str, text: str) -> None:
-    """``text`` behind ``start``, broken between words at the console's width, further lines below the first."""
-    lines = textwrap.wrap(
-        text,
-        max(console.width, len(start) + 20),
-        initial_indent=start,
-        subsequent_indent=" " * len(start),
-        break_on_hyphens=False,
-    )
-    say(console, "\n".join(lines) or start.rstrip(), to_copy=True)
+            say_hanging(console, f"{' ' * indent}{'' if i else name:{width}}  ", line)
 
 
 def _word(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from spheret.cli.progress import duration
 from spheret.connections import canonical_name
 from spheret.data import prepare
 from spheret.experiments.settings import RunSettings, scheme_lr
+from spheret.recipes import recipe
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.files import CONFIG, RUN
 from spheret.training.validation import check_buildable
@@ -28,6 +30,8 @@ class TrainCommand(RunSettings):
     Stopped by Ctrl-C or a signal, it goes on with the same command and --resume.
     """
 
+    recipe: str = ""
+    """Settings of this recipe (see `spheret plan`) for every flag that is not given."""
     scheme: str = "spheret:p=1"
     """Residual scheme (see `spheret schemes`)."""
     lr: float | None = None
@@ -53,6 +57,39 @@ class TrainCommand(RunSettings):
             seed=self.seed,
             vocab_size=vocab_size,
         )
+
+
+def with_recipe(words: list[str]) -> list[str]:
+    """The words of a command line, with those of the recipe that `train --recipe NAME` asks for in front of its own
+    flags, but for the flags that are given.
+
+    UsageError: an unknown recipe or scheme.
+    """
+    if words[:1] != ["train"] or not (name := _given(words, "--recipe")):
+        return words
+    with flags_checked():
+        planned = recipe(name, scheme=_given(words, "--scheme")).flags()
+    given = {_flag(word) for word in words}
+    kept, keep = [], True
+    for word in planned:  # a flag and its values
+        if word.startswith("--"):
+            keep = word not in given
+        if keep:
+            kept.append(word)
+    return ["train", *kept, *words[1:]]
+
+
+def _given(words: list[str], flag: str) -> str | None:
+    """Value of a flag on a command line, written `--flag value` or `--flag=value`."""
+    for word, following in pairwise([*words, ""]):
+        if _flag(word) == flag:
+            return word.partition("=")[2] if "=" in word else following
+    return None
+
+
+def _flag(word: str) -> str:
+    """`--n_layer=3` -> `--n-layer`, the spelling of flags that recipes use."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def run(command: TrainCommand) -> int:

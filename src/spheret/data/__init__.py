@@ -13,7 +13,7 @@ from spheret.data.loader import fixed_windows, sample_batch
 from spheret.data.preparation import prepare
 from spheret.data.shards import Shard, ShardWriter, write_shard
 from spheret.data.statistics import bytes_in_targets, unigram_loss
-from spheret.data.tokenization import ByteTokenizer, Tokenizer, load_gpt2
+from spheret.data.tokenization import ByteTokenizer, Tokenizer, expected_vocab_size, load_gpt2
 
 __all__ = [
     "ByteTokenizer",
@@ -24,6 +24,7 @@ __all__ = [
     "Tokenizer",
     "bytes_in_targets",
     "cache_folder",
+    "expected_vocab_size",
     "fixed_windows",
     "load_gpt2",
     "prepare",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -16,7 +15,7 @@ import torch
 
 from spheret import __version__
 from spheret.connections import canonical_name, parse_scheme
-from spheret.experiments.settings import RunSettings, default_lr, scheme_lr
+from spheret.experiments.settings import RunSettings, default_lr, flags, scheme_lr
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.folder import MAY_CHANGE
@@ -81,23 +80,9 @@ class CompareConfig(RunSettings):
 
     def command(self) -> str:
         """The command line that repeats this comparison; options at their defaults are left out."""
-        words = ["spheret", "compare"]
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, ByWidth):
-                continue
-            if value != f.default or f.name in ("schemes", "lrs", "seeds", "steps"):
-                values = value if isinstance(value, tuple) else (value,)
-                words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
-        return shlex.join(words)
-
-
-def _word(value: object) -> str:
-    """A flag's value as one would type it; floats as short as they stay exact."""
-    if not isinstance(value, float):
-        return str(value)
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+        never = ("lrs",) if isinstance(self.lrs, ByWidth) else ()
+        words = flags(self, always=("schemes", "lrs", "seeds", "steps"), never=never)
+        return shlex.join(["spheret", "compare", *words])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from spheret.connections import parse_scheme
@@ -24,6 +25,8 @@ class RunSettings:
     """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files or folders of them."""
     tokenizer: str = "bytes"
     """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
+    vocab_multiple: int = 1
+    """Round the model's vocabulary up to a multiple of this; 64, for GPUs, makes 50304 of GPT-2's 50257."""
     text_column: str = "text"
     """Field of .jsonl and .parquet files that holds the text."""
     val_fraction: float = 0.1
@@ -88,11 +91,15 @@ class RunSettings:
     def train_config(
         self, scheme: str, *, lr: float, seed: int, vocab_size: int, save_final: bool = True
     ) -> TrainConfig:
-        """Configuration of one run. ValueError: a value out of range, named with the fix."""
+        """Configuration of one run, for a tokenizer of ``vocab_size`` tokens. ValueError: a value out of range, named
+        with the fix."""
+        if self.vocab_multiple < 1:
+            raise ValueError(f"vocab_multiple = {self.vocab_multiple}: give 1 (the tokenizer's own size) or more")
+        padded = -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys() - {"data"}
-        model = GPTConfig(vocab_size=vocab_size, connection=scheme, **{k: own[k] for k in model_fields})
+        model = GPTConfig(vocab_size=padded, connection=scheme, **{k: own[k] for k in model_fields})
         rest = {k: own[k] for k in train_fields} | self._method(scheme)
         return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
 
@@ -103,6 +110,26 @@ class RunSettings:
             "warmup": _first(self.warmup, wanted.warmup, WARMUP),
             "weight_decay": _first(self.weight_decay, wanted.weight_decay, WEIGHT_DECAY),
         }
+
+
+def flags(settings: RunSettings, *, always: Collection[str] = (), never: Collection[str] = ()) -> list[str]:
+    """``settings`` as words of a command line; those at their defaults are left out unless they are named ``always``,
+    and those named ``never`` in any case."""
+    words: list[str] = []
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if f.name not in never and (value != f.default or f.name in always):
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
+    return words
+
+
+def _word(value: object) -> str:
+    """A flag's value as one would type it; floats as short as they stay exact."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _first(*values: float | None) -> float:

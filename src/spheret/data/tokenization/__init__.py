@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from spheret.data.tokenization.base import Tokenizer, encode_documents
 from spheret.data.tokenization.bpe import ByteLevelBPE, train_bpe
-from spheret.data.tokenization.build import build_tokenizer, identity, load_tokenizer, save_tokenizer
+from spheret.data.tokenization.build import (
+    build_tokenizer,
+    expected_vocab_size,
+    identity,
+    load_tokenizer,
+    save_tokenizer,
+)
 from spheret.data.tokenization.byte import ByteTokenizer
 from spheret.data.tokenization.gpt2 import load_gpt2
 from spheret.data.tokenization.spec import TokenizerSpec, parse_tokenizer
@@ -16,6 +22,7 @@ __all__ = [
     "TokenizerSpec",
     "build_tokenizer",
     "encode_documents",
+    "expected_vocab_size",
     "identity",
     "load_gpt2",
     "load_tokenizer",

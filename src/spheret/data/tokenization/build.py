@@ -11,7 +11,7 @@ import tokenizers
 from spheret.data.tokenization.base import Tokenizer
 from spheret.data.tokenization.bpe import ByteLevelBPE, train_bpe
 from spheret.data.tokenization.byte import ByteTokenizer
-from spheret.data.tokenization.gpt2 import load_gpt2
+from spheret.data.tokenization.gpt2 import GPT2_FACTS, load_gpt2
 from spheret.data.tokenization.spec import parse_tokenizer
 
 FILE_NAME = "tokenizer.json"
@@ -29,6 +29,12 @@ def identity(spec: str) -> str:
     """What decides the ids, next to the corpus: known before any training or loading, and free of folder names."""
     parsed = parse_tokenizer(spec)
     return f"{parsed.name} tokenizers-{tokenizers.__version__}" if parsed.kind == "bpe" else parsed.name
+
+
+def expected_vocab_size(spec: str) -> int:
+    """Size of the vocabulary before anything is loaded or trained; a ``bpe`` that runs out of merges ends below it."""
+    parsed = parse_tokenizer(spec)
+    return {"bytes": ByteTokenizer.vocab_size, "gpt2": GPT2_FACTS[0], "bpe": parsed.vocab_size}[parsed.kind]
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
