@@ -22,7 +22,7 @@ SHAPES += ("16384x768", "65536x768", "64x1024", "4096x1024", "64x4096", "4096x40
 SPHERES = ("spheret:p=0.5", "proj", "cay", "spheret:p=3", "geonorm", "spheret:p=learn-per-layer")
 BASELINES = ("pre-ln", "pre-ln (compiled)", "pre-ln:norm=rmsnorm (compiled)")
 FULL = OpBench.schemes  # every baseline, at one shape
-HEADER = "| rows x d | `add` ms | Pre-LN ms | compiled ms | spheres ms | to Pre-LN | to compiled | to `add` | largest / smallest p |"
+HEADER = "| rows x d | add ms | Pre-LN ms | compiled ms | spheres ms | to Pre-LN | to compiled | to add | over all p |"
 
 
 def measure(shape: str) -> None:
@@ -40,16 +40,8 @@ def row(path: Path) -> tuple[int, int, str]:
     sphere = spheres[len(spheres) // 2]
     pre, compiled = ms["pre-ln"], ms["pre-ln (compiled)"]
     rows, dim = result["settings"]["rows"], result["settings"]["dim"]
-    cells = (
-        ms[ADD],
-        pre,
-        compiled,
-        sphere,
-        sphere / pre,
-        sphere / compiled,
-        sphere / ms[ADD],
-        spheres[-1] / spheres[0],
-    )
+    ratios = (sphere / pre, sphere / compiled, sphere / ms[ADD], spheres[-1] / spheres[0])
+    cells = (ms[ADD], pre, compiled, sphere, *ratios)
     return dim, rows, f"| {rows:,} x {dim:,} | " + " | ".join(f"{c:.2f}" for c in cells) + " |"
 
 
@@ -57,8 +49,9 @@ def table() -> str:
     rows = sorted(row(path) for path in RESULTS.glob("*.json"))
     return "\n".join(
         [
-            "Forward and backward of one connection (next stream, next branch input, two gradients back), float32, 2 threads.",
-            "Medians; `spheres` is the upper median of six exponents. Rebuilt by `python benchmarks/op.py`.",
+            "Forward and backward of one connection (next stream, next branch input, two gradients back) on the CPU,",
+            "float32. Medians; `spheres` is the upper median of six exponents, the last column the slowest over the",
+            "fastest of them. Rebuilt by `python benchmarks/op.py`.",
             "",
             HEADER,
             "| ---: " * 9 + "|",
