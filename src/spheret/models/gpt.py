@@ -95,8 +95,11 @@ class GPTConfig:
 class Block(nn.Module):
     """Two sublayers, each behind its connection."""
 
-    def __init__(self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection) -> None:
+    def __init__(
+        self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection, *, last: bool = False
+    ) -> None:
         super().__init__()
+        self.last = last
         options = config.options()
         self.attn = CausalSelfAttention(
             config.n_embd,
@@ -117,9 +120,12 @@ class Block(nn.Module):
     def forward(self, h: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream (B, T, d), and the same numbers for the first sublayer to read; see
         :meth:`Connection.fork`."""
-        for _, branch, connection in self.sublayers():
-            h, read = connection.fork(h, branch(connection.branch_input(read)))
-        return h, read
+        h, read = self.attn_connection.fork(h, self.attn(self.attn_connection.branch_input(read)))
+        f = self.mlp(self.mlp_connection.branch_input(read))
+        if not self.last:
+            return self.mlp_connection.fork(h, f)
+        h = self.mlp_connection(h, f)  # the head is the only reader
+        return h, h
 
 
 class GPT(nn.Module):
@@ -135,7 +141,7 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.stream = self.scheme.stream(config.n_embd, config.n_layer)
         self.blocks = nn.ModuleList(
-            Block(config, self._connection(layer, 0), self._connection(layer, 1))
+            Block(config, self._connection(layer, 0), self._connection(layer, 1), last=layer == config.n_layer)
             for layer in range(1, config.n_layer + 1)
         )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False) if options.head == "untied" else None
