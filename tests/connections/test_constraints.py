@@ -129,8 +129,9 @@ def test_factors_of_angpt_bring_random_vectors_to_norm_one(dim: int, head_dim: i
     def mean_norm(y: Tensor) -> float:
         return y.square().sum(-1).mean().sqrt().item()
 
-    heads = factors.qkv * unit_rows(count, dim) @ unit_rows(head_dim, dim).T
-    assert mean_norm(heads) == pytest.approx(1, rel=0.02)  # few rows: their own scatter shows
+    draws = 64  # of a head: it has few rows, whose own scatter would show
+    heads = factors.qkv * unit_rows(count, dim) @ unit_rows(draws * head_dim, dim).T
+    assert mean_norm(heads.view(count, draws, head_dim)) == pytest.approx(1, rel=0.01)
     concatenated = unit_rows(count, dim // head_dim, head_dim).flatten(1)  # norm 1 in every head
     assert mean_norm(factors.attn_out * concatenated @ unit_rows(dim, dim).T) == pytest.approx(1, rel=0.01)
     u, z = (unit_rows(count, dim) @ unit_rows(4 * dim, dim).T for _ in range(2))
