@@ -1,0 +1,113 @@
+"""Measured step times beside a prediction from bytes and floating-point operations: benchmarks/results/predict.json, .md.
+
+A step is cut into matrix products (their operations at the speed of this model's own products) and everything else
+(its bytes at the speed of a copy); attention counts among the products. Both speeds are measured in the same process,
+the steps in turn.
+
+    python benchmarks/predict.py    # about three minutes on two quiet cores
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from spheret.connections import available
+from spheret.experiments.bench import StepBench, batch, build_variants
+from spheret.experiments.bench_bytes import copy_function, keep_freed_memory
+from spheret.training.environment import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")
+ROUNDS = 15
+
+
+class OtherBytes(TorchDispatchMode):
+    """Bytes of everything but matrix products and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.__name__
+        if not function.is_view and not name.startswith(PRODUCTS) and "empty" not in name:
+            tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
+            self.bytes += sum(t.numel() * t.element_size() for t in tensors)
+        return result
+
+
+def seconds(call: Callable[[], object], rounds: int = ROUNDS) -> float:
+    taken = []
+    for _ in range(rounds + 2):
+        started = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[2:])
+
+
+def speeds(config: StepBench) -> tuple[float, float]:
+    """Operations per second of the MLP's products at this shape, and bytes per second of a copy of the stream."""
+    tokens, d = config.batch_size * config.block_size, config.n_embd
+    x, w, v = torch.randn(tokens, d), torch.randn(4 * d, d), torch.randn(d, 4 * d)
+    products = seconds(lambda: (x @ w.T) @ v.T, 100)
+    return 16 * tokens * d * d / products, 8 * tokens * d / seconds(copy_function(x), 100)
+
+
+def main() -> None:
+    keep_freed_memory()
+    config = StepBench(schemes=tuple(available()))
+    device = torch.device("cpu")
+    x, y = batch(config, 0, device)
+    variants = build_variants(config, device)
+    taken: dict[str, list[float]] = {v.name: [] for v in variants}
+    gc.disable()
+    for number in range(-2, ROUNDS):
+        gc.collect()
+        for v in variants:
+            started = time.perf_counter()
+            v.step(x, y, nullcontext())
+            if number >= 0:
+                taken[v.name].append(time.perf_counter() - started)
+    flop_rate, byte_rate = speeds(config)
+    rows = []
+    for v in variants:
+        with FlopCounterMode(display=False) as flops, OtherBytes() as other:
+            v.step(x, y, nullcontext())
+        predicted = flops.get_total_flops() / flop_rate + other.bytes / byte_rate
+        measured = statistics.median(taken[v.name])
+        rows.append({"variant": v.name, "flops": flops.get_total_flops(), "bytes": other.bytes})
+        rows[-1] |= {"predicted_s": predicted, "measured_s": measured}
+    base = next(r for r in rows if r["variant"] == "pre-ln")
+    lines = ["| variant | GFLOP | other MB | predicted | measured | predicted ratio | measured ratio | gap |"]
+    lines.append("| --- " + "| ---: " * 7 + "|")
+    for r in rows:
+        p, m = r["predicted_s"] / base["predicted_s"], r["measured_s"] / base["measured_s"]
+        r |= {"predicted_ratio": p, "measured_ratio": m}
+        lines.append(
+            f"| {r['variant']} | {r['flops'] / 1e9:.2f} | {r['bytes'] / 1e6:.0f} | {1e3 * r['predicted_s']:.0f} ms "
+            f"| {1e3 * r['measured_s']:.0f} ms | {p:.2f} | {m:.2f} | {m / p - 1:+.0%} |"
+        )
+    record = {"versions": versions(), "machine": machine(device), "flops_per_s": flop_rate, "bytes_per_s": byte_rate}
+    (RESULTS / "predict.json").write_text(json.dumps(record | {"rows": rows}, indent=1), encoding="utf-8")
+    head = f"6x128, 1,024 tokens; {flop_rate / 1e9:.0f} GFLOP/s of the MLP's products, "
+    head += f"{byte_rate / 1e9:.0f} GB/s of a copy."
+    (RESULTS / "predict.md").write_text("\n".join([head, "", *lines, ""]), encoding="utf-8")
+    print("\n".join([head, "", *lines]))
+
+
+if __name__ == "__main__":
+    main()
