@@ -1,4 +1,4 @@
-"""Measured step times beside a prediction from bytes and floating-point operations: benchmarks/results/predict.json, .md.
+"""Measured step times beside a prediction from bytes and operations: benchmarks/results/predict.json, predict.md.
 
 A step is cut into matrix products (their operations at the speed of this model's own products) and everything else
 (its bytes at the speed of a copy); attention counts among the products. Both speeds are measured in the same process,

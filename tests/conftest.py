@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
+
+# Without a GPU Triton's kernels run in its interpreter, which must be chosen before any test's library imports Triton;
+# afterwards the choice is taken back, for compilers that run in the same process.
+if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("spheret.kernels.triton_launch")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -1,11 +1,8 @@
-"""Triton kernels run on the GPU where there is one, else in Triton's interpreter, which must be chosen before Triton is
-imported."""
+"""Triton kernels run on the GPU where there is one, else in Triton's interpreter (chosen in the conftest above)."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from types import ModuleType
 
 import pytest
@@ -13,12 +10,6 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = DEVICE == "cpu"
-
-if INTERPRETED and importlib.util.find_spec("triton") is not None:
-    assert "triton" not in sys.modules, "Triton was imported before its interpreter could be chosen"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("spheret.kernels.triton_launch")
 
 
 @pytest.fixture
