@@ -15,39 +15,20 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from spheret.connections import available
 from spheret.experiments.bench import StepBench, batch, build_variants
-from spheret.experiments.bench_bytes import copy_function, keep_freed_memory
+from spheret.experiments.bench_bytes import copy_function, keep_freed_memory, moved_bytes
 from spheret.training.environment import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")
 ROUNDS = 15
-
-
-class OtherBytes(TorchDispatchMode):
-    """Bytes of everything but matrix products and attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        name = function.__name__
-        if not function.is_view and not name.startswith(PRODUCTS) and "empty" not in name:
-            tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
-            self.bytes += sum(t.numel() * t.element_size() for t in tensors)
-        return result
 
 
 def seconds(call: Callable[[], object], rounds: int = ROUNDS) -> float:
@@ -85,11 +66,12 @@ def main() -> None:
     flop_rate, byte_rate = speeds(config)
     rows = []
     for v in variants:
-        with FlopCounterMode(display=False) as flops, OtherBytes() as other:
+        with FlopCounterMode(display=False) as flops:
             v.step(x, y, nullcontext())
-        predicted = flops.get_total_flops() / flop_rate + other.bytes / byte_rate
+        other = moved_bytes(partial(v.step, x, y, nullcontext()), but=PRODUCTS)
+        predicted = flops.get_total_flops() / flop_rate + other / byte_rate
         measured = statistics.median(taken[v.name])
-        rows.append({"variant": v.name, "flops": flops.get_total_flops(), "bytes": other.bytes})
+        rows.append({"variant": v.name, "flops": flops.get_total_flops(), "bytes": other})
         rows[-1] |= {"predicted_s": predicted, "measured_s": measured}
     base = next(r for r in rows if r["variant"] == "pre-ln")
     lines = ["| variant | GFLOP | other MB | predicted | measured | predicted ratio | measured ratio | gap |"]

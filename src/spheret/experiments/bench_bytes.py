@@ -19,23 +19,25 @@ _OVERWRITING = ("copy_", "fill_", "zero_")  # they do not read what they write
 class _Traffic(TorchDispatchMode):
     """Adds up the tensors that operations take and make; views and empty tensors move nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, but: tuple[str, ...]) -> None:
         super().__init__()
-        self.bytes = 0
+        self.bytes, self.but = 0, but
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if not function.is_view and "empty" not in function.__name__:
-            read = args[1:] if function.__name__.split(".")[0] in _OVERWRITING else args
+        name = function.__name__
+        if not function.is_view and "empty" not in name and not name.startswith(self.but):
+            read = args[1:] if name.split(".")[0] in _OVERWRITING else args
             tensors = (t for t in tree_leaves((read, kwargs, result)) if isinstance(t, Tensor))
             self.bytes += sum(t.numel() * t.element_size() for t in tensors)
         return result
 
 
-def moved_bytes(call: Callable[[], object]) -> int:
+def moved_bytes(call: Callable[[], object], *, but: tuple[str, ...] = ()) -> int:
     """Bytes that the operations of an eager ``call``, its backward included, read and write, each tensor once per
-    operation: what its memory traffic comes to where nothing stays in a cache."""
-    with _Traffic() as traffic:
+    operation: what its memory traffic comes to where nothing stays in a cache. Operations whose names begin with one
+    of ``but`` are left out."""
+    with _Traffic(but) as traffic:
         call()
     return traffic.bytes
 

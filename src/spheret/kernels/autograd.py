@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.geometry import compute_dtype, retract_rows, retract_vjp
+from spheret.geometry import Gradients, compute_dtype, retract_rows, retract_vjp
 from spheret.geometry.angles import Exponent
 
 
@@ -32,30 +32,30 @@ class Retraction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         h, f, *saved = ctx.saved_tensors
         step, p, radius = (saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
-        dtype = compute_dtype(h, f)
-        grads = retract_vjp(
-            g.to(dtype),
-            h.to(dtype),
-            f.to(dtype),
-            _cast(step, dtype),
-            _cast(p, dtype),
-            _cast(radius, dtype),
-            need_p=ctx.needs_input_grad[3],
-        )
+        grads = gradients_by_formula(g, h, f, step, p, radius, need_p=ctx.needs_input_grad[3])
         wanted = ctx.needs_input_grad
         return (
-            grads.h.to(h.dtype) if wanted[0] else None,
-            grads.f.to(f.dtype) if wanted[1] else None,
-            _sum_to(grads.step, step) if wanted[2] else None,
-            _sum_to(grads.p, p) if wanted[3] else None,
-            _sum_to(grads.radius, radius) if wanted[4] else None,
+            grads.h if wanted[0] else None,
+            grads.f if wanted[1] else None,
+            sum_to(grads.step, step) if wanted[2] else None,
+            sum_to(grads.p, p) if wanted[3] else None,
+            sum_to(grads.radius, radius) if wanted[4] else None,
         )
+
+
+def gradients_by_formula(g: Tensor, h: Tensor, f: Tensor, step: Any, p: Any, radius: Any, *, need_p: bool) -> Gradients:
+    """``retract_vjp`` for arguments of any dtypes: those of h and f in theirs, the others of each row, in the compute
+    dtype."""
+    dtype = compute_dtype(h, f)
+    arguments = (_cast(value, dtype) for value in (g, h, f, step, p, radius))
+    grads = retract_vjp(*arguments, need_p=need_p)
+    return grads._replace(h=grads.h.to(h.dtype), f=grads.f.to(f.dtype))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) else value
 
 
-def _sum_to(per_row: Tensor | None, like: Any) -> Tensor | None:
+def sum_to(per_row: Tensor | None, like: Any) -> Tensor | None:
     """Sum per-row gradients (..., 1) to the shape of the parameter they belong to."""
     return None if per_row is None else per_row.sum_to_size(like.shape).to(like.dtype)

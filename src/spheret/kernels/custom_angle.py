@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import Angle
-from spheret.kernels.operator import Scalar, kernels
+from spheret.kernels.cpu import Scalar
+from spheret.kernels.operator import kernels
 
 
 def retract_with_angle(h: Tensor, f: Tensor, step: Scalar, angle: Angle, radius: Scalar = None) -> Tensor:

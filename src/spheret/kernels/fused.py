@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.geometry import Gradients, compute_dtype, retract_vjp
-from spheret.kernels.operator import Scalar, kernels, retract_rows, retract_rows_backward, split_all
+from spheret.geometry import compute_dtype
+from spheret.kernels.autograd import gradients_by_formula, sum_to
+from spheret.kernels.cpu import Scalar
+from spheret.kernels.operator import kernels, retract_rows, retract_rows_backward, split_all
 
 
 class FusedRetraction(torch.autograd.Function):
@@ -51,7 +53,9 @@ class FusedRetraction(torch.autograd.Function):
         sums: Any
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # Somebody differentiates again: the compiled loops have no second derivative, the formulas have.
-            dh, df, *sums = _by_formula(g, g2, h, f, *scalars)
+            dtype = compute_dtype(h, f)
+            total = g if g2 is None else g.to(dtype) + g2.to(dtype)
+            dh, df, *sums = gradients_by_formula(total, h, f, *scalars, need_p=ctx.needs_input_grad[3])
         elif _as_operator():
             dh, df, sums = retract_rows_backward(g, g2, h, f, kept, *split_all(*scalars))
         else:
@@ -66,27 +70,12 @@ def _as_operator() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def _by_formula(
-    g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar
-) -> Gradients:
-    dtype = compute_dtype(h, f)
-
-    def cast(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) else value
-
-    total = cast(g) if g2 is None else cast(g) + cast(g2)
-    grads = retract_vjp(
-        total, cast(h), cast(f), cast(step), cast(p), cast(radius), need_p=isinstance(p, Tensor) and p.requires_grad
-    )
-    return grads._replace(h=grads.h.to(h.dtype), f=grads.f.to(f.dtype))
-
-
 def _entry(sums: Any, i: int, like: Any) -> Tensor | None:
     """The gradient of the i-th scalar in its shape, out of three sums in one tensor or of three tensors of rows."""
-    if isinstance(sums, Tensor):
-        grad = sums.narrow(0, i, 1)
-        return grad if like.shape == (1,) and like.dtype == grad.dtype else grad.to(like.dtype).reshape(like.shape)
-    return None if sums[i] is None else sums[i].sum().to(like.dtype).reshape(like.shape)
+    if not isinstance(sums, Tensor):
+        return sum_to(sums[i], like)
+    grad = sums.narrow(0, i, 1)
+    return grad if like.shape == (1,) and like.dtype == grad.dtype else grad.to(like.dtype).reshape(like.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

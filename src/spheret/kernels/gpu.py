@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import compute_dtype
+from spheret.kernels.cpu import Scalar
 
 MAX_WIDTH = 16_384  # numbers of a row that the registers of a program hold
 _STATS = 8
-Scalar = Tensor | float | None
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from spheret.geometry import compute_dtype
 from spheret.kernels import cpu, gpu
+from spheret.kernels.cpu import Scalar
 
-Scalar = Tensor | float | None
 BACKENDS = ("auto", "numba", "triton", "autograd")
 FORCED = os.environ.get("SPHERET_BACKEND", "auto")
 
