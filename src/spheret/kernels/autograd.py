@@ -22,16 +22,14 @@ class Retraction(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, f: Tensor, step: Tensor | float, p: Exponent, radius: Tensor | float | None
     ) -> Tensor:
-        scalars = (step, p, radius)
-        ctx.save_for_backward(h, f, *(v for v in scalars if isinstance(v, Tensor)))
-        ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in scalars)
+        save(ctx, (h, f), step, p, radius)
         dtype = compute_dtype(h, f)
-        return retract_rows(h.to(dtype), f.to(dtype), *(_cast(v, dtype) for v in scalars)).to(h.dtype)
+        scalars = (_cast(v, dtype) for v in (step, p, radius))
+        return retract_rows(h.to(dtype), f.to(dtype), *scalars).to(h.dtype)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        h, f, *saved = ctx.saved_tensors
-        step, p, radius = (saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
+        h, f, step, p, radius = saved(ctx)
         grads = gradients_by_formula(g, h, f, step, p, radius, need_p=ctx.needs_input_grad[3])
         wanted = ctx.needs_input_grad
         return (
@@ -41,6 +39,20 @@ class Retraction(torch.autograd.Function):
             sum_to(grads.p, p) if wanted[3] else None,
             sum_to(grads.radius, radius) if wanted[4] else None,
         )
+
+
+def save(ctx: Any, tensors: tuple[Tensor, ...], step: Any, p: Any, radius: Any) -> None:
+    """Keep tensors for the backward, and three scalars, each a tensor, a float or None."""
+    s, e, r = isinstance(step, Tensor), isinstance(p, Tensor), isinstance(radius, Tensor)
+    ctx.save_for_backward(*tensors, step if s else None, p if e else None, radius if r else None)
+    ctx.constants = None if s else step, None if e else p, None if r else radius
+
+
+def saved(ctx: Any) -> tuple[Any, ...]:
+    """What :func:`save` kept: the tensors, then step, p and radius."""
+    *tensors, step, p, radius = ctx.saved_tensors
+    s, e, r = ctx.constants
+    return *tensors, s if step is None else step, e if p is None else p, r if radius is None else radius
 
 
 def gradients_by_formula(g: Tensor, h: Tensor, f: Tensor, step: Any, p: Any, radius: Any, *, need_p: bool) -> Gradients:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import math
+import struct
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +49,7 @@ def _entries() -> ModuleType:
 
 def kept_like(h: Tensor, f: Tensor) -> Tensor:
     """An empty tensor like the third that :func:`forward` returns."""
-    return h.new_empty((2, _rows(h)), dtype=F32)
+    return torch.empty(2, _rows(h), dtype=F32, device=h.device)
 
 
 def forward(
@@ -56,8 +57,9 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The retraction (..., d) in the dtype of ``h``, the same in ``read_dtype`` unless that is None, and the radial
     coefficient of each row in two parts, (2, rows) float32, which the backward wants back."""
-    out, kept = torch.empty(h.shape, dtype=F32), kept_like(h, f)
-    _call("forward", h.shape, (step, p, radius), (_plain(h), _plain(f), out, kept))
+    x, y = _plain(h), _plain(f)
+    out, kept = torch.empty_like(x), kept_like(x, y)
+    _call("forward", x, step, p, radius, x.data_ptr(), y.data_ptr(), out.data_ptr(), kept.data_ptr())
     return _cast(out, h.dtype), None if read_dtype is None else out.to(read_dtype), kept
 
 
@@ -66,18 +68,21 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``h`` and ``f`` in their dtypes for the sum of ``g`` and ``g2``; those of step, p and radius, (3,)
     float32, that of p if it is a tensor."""
-    dh, df, total = torch.empty(h.shape, dtype=F32), torch.empty(h.shape, dtype=F32), torch.zeros(3, dtype=F32)
-    incoming = (_plain(g), None if g2 is None else _plain(g2))
-    sums = _sums(h)
-    _call("backward", h.shape, (step, p, radius), (*incoming, _plain(h), _plain(f), kept, dh, df, sums, total))
+    x, y, g = _plain(h), _plain(f), _plain(g)
+    g2 = None if g2 is None else _plain(g2)
+    dh, df, total, sums = torch.empty_like(x), torch.empty_like(x), torch.zeros(3, dtype=F32), _sums(x)
+    addresses = g.data_ptr(), 0 if g2 is None else g2.data_ptr(), x.data_ptr(), y.data_ptr(), kept.data_ptr()
+    results = dh.data_ptr(), df.data_ptr(), ctypes.addressof(sums), total.data_ptr()
+    _call("backward", x, step, p, radius, *addresses, *results)
     return _cast(dh, h.dtype), _cast(df, f.dtype), total
 
 
 def measure(h: Tensor, f: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
     """Statistics (6, rows) float64 of each row, the last three without values, and beta (rows,), for an angle function
     that is evaluated elsewhere."""
-    stats = torch.empty((6, _rows(h)), dtype=torch.float64)
-    _call("measure", h.shape, (None, None, None), (_plain(h), _plain(f), stats))
+    x, y = _plain(h), _plain(f)
+    stats = torch.empty((6, _rows(x)), dtype=torch.float64)
+    _call("measure", x, None, None, None, x.data_ptr(), y.data_ptr(), stats.data_ptr())
     alive = stats[0] > 0
     return stats, abs(_value(step)) * torch.where(alive, stats[2] / torch.where(alive, stats[0], 1.0), 0.0).sqrt()
 
@@ -89,8 +94,10 @@ def combine(
     place."""
     stats[3], stats[5] = theta.cos(), kappa
     stats[4] = torch.where(beta > 0, theta.sin() / torch.where(beta > 0, beta, 1.0), 1.0)
-    out = torch.empty(h.shape, dtype=F32)
-    _call("combine", h.shape, (step, None, radius), (_plain(h), _plain(f), stats, out, kept_like(h, f)))
+    x, y = _plain(h), _plain(f)
+    out, kept = torch.empty_like(x), kept_like(x, y)
+    addresses = x.data_ptr(), y.data_ptr(), stats.data_ptr(), out.data_ptr(), kept.data_ptr()
+    _call("combine", x, step, None, radius, *addresses)
     return _cast(out, h.dtype)
 
 
@@ -98,12 +105,14 @@ def backward_with_angle(
     g: Tensor, h: Tensor, f: Tensor, stats: Tensor, kappa: Tensor, step: Scalar, radius: Scalar
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`backward` for complete statistics; also d loss / d theta of each row."""
-    dh, df, total = torch.empty(h.shape, dtype=F32), torch.empty(h.shape, dtype=F32), torch.zeros(3, dtype=F32)
-    turns = torch.empty(_rows(h), dtype=torch.float64)
+    x, y, g = _plain(h), _plain(f), _plain(g)
+    dh, df, total, sums = torch.empty_like(x), torch.empty_like(x), torch.zeros(3, dtype=F32), _sums(x)
+    turns = torch.empty(_rows(x), dtype=torch.float64)
     first = stats[1].float()
     kept = torch.stack((first, (stats[1] - first).float()))
-    tensors = (_plain(g), _plain(h), _plain(f), kept, stats[3:], dh, df, _sums(h), turns, total)
-    _call("backward_with_angle", h.shape, (step, None, radius), tensors)
+    addresses = g.data_ptr(), x.data_ptr(), y.data_ptr(), kept.data_ptr(), stats[3:].data_ptr()
+    results = dh.data_ptr(), df.data_ptr(), ctypes.addressof(sums), turns.data_ptr(), total.data_ptr()
+    _call("backward_with_angle", x, step, None, radius, *addresses, *results)
     return _cast(dh, h.dtype), _cast(df, f.dtype), total, turns
 
 
@@ -118,31 +127,40 @@ def _rows(t: Tensor) -> int:
 
 def _plain(t: Tensor) -> Tensor:
     # In a small model the calls that find nothing to do would cost as much as the loop.
-    if t.dtype == F32 and t.is_contiguous():
+    if t.dtype is F32 and t.is_contiguous():
         return t
     return t.detach().to(F32).contiguous()
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t if dtype == F32 else t.to(dtype)
+    return t if dtype is F32 else t.to(dtype)
 
 
-def _value(scalar: Scalar, default: float = math.nan) -> float:
+def _value(scalar: Scalar) -> float:
     if isinstance(scalar, Tensor):
         return scalar.item()
-    return default if scalar is None else scalar
+    return math.nan if scalar is None else scalar
 
 
-def _call(name: str, shape: torch.Size, scalars: tuple[Scalar, ...], arrays: tuple[Any, ...]) -> None:
-    size, d = shape.numel(), shape[-1]
-    values = (ctypes.c_double * 4)(*map(_value, scalars), isinstance(scalars[1], Tensor))
-    addresses = [_address(array) for array in arrays]
-    arguments = (ctypes.c_int64 * (5 + len(arrays)))(0, 0, size // d, d, ctypes.addressof(values), *addresses)
+def _call(name: str, h: Tensor, step: Scalar, p: Scalar, radius: Scalar, *addresses: int) -> None:
+    """Run an entry over the rows of ``h``."""
+    size, d = h.numel(), h.shape[-1]
+    layout, room = _layout(len(addresses))
+    values = _value(step), _value(p), _value(radius), isinstance(p, Tensor)
+    packed = layout.pack(0, 0, size // d, d, *values, *addresses)
+    arguments = room.from_buffer_copy(packed)
     threads = torch.get_num_threads() if size >= PARALLEL_FROM else 1
-    team.run(_entries().entry(name).address, ctypes.addressof(arguments), threads)
+    team.run(_address(name), ctypes.addressof(arguments), threads)
 
 
-def _address(array: Any) -> int:
-    if isinstance(array, Tensor):
-        return array.data_ptr()
-    return 0 if array is None else ctypes.addressof(array)
+@functools.cache
+def _layout(addresses: int) -> tuple[struct.Struct, Any]:
+    """Of an entry's arguments, and a buffer for them."""
+    layout = struct.Struct(f"4q4d{addresses}q")
+    return layout, ctypes.c_char * layout.size
+
+
+@functools.cache
+def _address(name: str) -> int:
+    address: int = _entries().entry(name).address
+    return address

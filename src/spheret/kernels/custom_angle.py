@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import Angle
+from spheret.kernels.autograd import save, saved
 from spheret.kernels.cpu import Scalar
 from spheret.kernels.operator import kernels
 
@@ -61,8 +62,7 @@ class _AtAngle(torch.autograd.Function):
         beta: Tensor,
     ) -> Tensor:
         out: Tensor = kernels(h).combine(h, f, stats, beta, theta.detach().flatten(), kappa, step, radius)
-        ctx.save_for_backward(h, f, kappa, stats, *(v for v in (step, radius) if isinstance(v, Tensor)))
-        ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in (step, radius))
+        save(ctx, (h, f, kappa, stats), step, None, radius)
         ctx.theta = theta.shape, theta.dtype
         return out
 
@@ -73,8 +73,7 @@ class _AtAngle(torch.autograd.Function):
                 "a retraction with an angle function of its own has first derivatives only: create_graph=True needs "
                 "SPHERET_BACKEND=autograd"
             )
-        h, f, kappa, stats, *saved = ctx.saved_tensors
-        step, radius = (saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
+        h, f, kappa, stats, step, _, radius = saved(ctx)
         dh, df, sums, turns = kernels(h).backward_with_angle(g, h, f, stats, kappa, step, radius)
         shape, dtype = ctx.theta
         wanted = ctx.needs_input_grad

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spheret.geometry import Angle, Exponent, compute_dtype, retract_rows
-from spheret.kernels import gpu, operator
+from spheret.kernels import cpu, gpu, operator
 from spheret.kernels.autograd import Retraction
 from spheret.kernels.custom_angle import retract_with_angle
 from spheret.kernels.fused import FusedRetraction
+
+_ONE = torch.Size((1,))
 
 
 class Backend(NamedTuple):
@@ -91,13 +94,16 @@ def _retract(
     radius: Tensor | float | None,
     read_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
+    if angle is None and not torch.compiler.is_compiling() and _ordinary(h, f, alpha, p, radius):
+        result: Any = _apply(h, f, alpha, p, radius, read_dtype)
+        return (result, None) if read_dtype is None else result
     _check(h, f, alpha, p, radius)
     p = p if isinstance(p, Tensor) else float(p)
     backend = which_backend(h, f, alpha=alpha, p=p, angle=angle, radius=radius).name
     if backend in ("numba", "triton"):
         if angle is not None:
             return retract_with_angle(h, f, alpha, angle, radius), None
-        result: Any = FusedRetraction.apply(h, f, alpha, p, radius, read_dtype)
+        result = FusedRetraction.apply(h, f, alpha, p, radius, read_dtype)
         return (result, None) if read_dtype is None else result
     if backend == "reference":
         dtype = compute_dtype(h, f)
@@ -105,6 +111,35 @@ def _retract(
     else:
         out = Retraction.apply(h, f, alpha, p, radius)
     return out, None if read_dtype in (None, h.dtype) else out.to(read_dtype)
+
+
+# What `Function.apply` does besides is for function transforms, of which `_ordinary` has seen that there are none.
+_apply = super(torch.autograd.Function, FusedRetraction).apply
+
+
+def _ordinary(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> bool:
+    """Whether this is eager training in float32 on a CPU with a valid step, p and radius: one look instead of all the
+    questions below, whose answers would take a small model longer than the loops."""
+    return (
+        type(h) is Tensor
+        and type(f) is Tensor
+        and h.dtype is torch.float32
+        and f.dtype is torch.float32
+        and h.is_cpu
+        and f.is_cpu
+        and h.shape == f.shape
+        and h.dim() > 0
+        and h.shape[-1] > 0
+        and isinstance(alpha, Tensor)
+        and alpha.shape == _ONE
+        and alpha.is_cpu
+        and (p.shape == _ONE and p.is_cpu if isinstance(p, Tensor) else type(p) is float and p > 0)
+        and (radius is None or (isinstance(radius, Tensor) and radius.shape == _ONE and radius.is_cpu))
+        and operator.FORCED == "auto"
+        and not in_function_transform()
+        and not (is_functorch_wrapped_tensor(h) or is_functorch_wrapped_tensor(f))
+        and not cpu.unavailable(h)
+    )
 
 
 def which_backend(

@@ -1,9 +1,9 @@
 """C functions over the loops: ``void entry(int64_t *arguments)``, which any number of threads call at once with the
 same arguments.
 
-``arguments``: the next block of rows to be taken, the blocks that are done, n, d, the address of (step, p, radius,
-whether p has a gradient) as doubles, then the addresses of the arrays in the order in which an entry unpacks them, 0
-for one that is absent. A thread takes blocks until none is left.
+``arguments``: the next block of rows to be taken, the blocks that are done, n, d; step, p, radius and whether p has a
+gradient, as doubles; then the addresses of the arrays in the order in which an entry unpacks them, 0 for one that is
+absent. A thread takes blocks until none is left.
 """
 
 # mypy: ignore-errors
@@ -16,25 +16,18 @@ from pathlib import Path
 import numba
 import numpy as np
 from numba import carray, cfunc, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from spheret.kernels import loop_angles, loop_backward, loop_forward
+from spheret.kernels import lanes, loop_angles, loop_backward, loop_forward
+from spheret.kernels.lanes import pointer
 from spheret.kernels.loop_angles import COMMON
 from spheret.kernels.loop_backward import BLOCK, backward
 from spheret.kernels.loop_forward import combine, forward, measure
 
 SIGNATURE = types.void(types.CPointer(types.int64))
+ARRAYS = 8  # where the addresses begin
 CACHED = {**COMMON, "cache": True}
 F32, F64 = np.float32, np.float64
-
-
-@intrinsic
-def _pointer(typing_context, address):
-    def build(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), build
 
 
 @intrinsic
@@ -69,12 +62,12 @@ def _add_up(arguments, done, sums, total):
 
 @numba.njit(inline="always", **COMMON)
 def _array(address, rows, columns, dtype):
-    return carray(_pointer(address), (rows, columns), dtype)
+    return carray(pointer(address), (rows, columns), dtype)
 
 
 @numba.njit(inline="always", **COMMON)
 def _scalars(a):
-    values = carray(_pointer(a[4]), (4,), F64)
+    values = a[4:ARRAYS].view(F64)
     return values[0], values[1], values[2], values[3] != 0
 
 
@@ -82,18 +75,12 @@ def _forward(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_forward(counter):
         _ = sources  # in the key of the cache
-        a = carray(counter, (9,))
-        n, d = a[2], a[3]
-        h, f, out, kept = (
-            _array(a[5], n, d, F32),
-            _array(a[6], n, d, F32),
-            _array(a[7], n, d, F32),
-            _array(a[8], 2, n, F32),
-        )
+        a = carray(counter, (ARRAYS + 4,))
+        n, d, h, f, out, kept = a[2], a[3], a[8], a[9], a[10], _array(a[11], 2, a[2], F32)
         step, p, radius, _ = _scalars(a)
-        first = _take(counter)
+        rows, first = np.empty((6, BLOCK)), _take(counter)
         while first < n:
-            forward(h, f, step, p, radius, out, kept, first, min(n, first + BLOCK))
+            forward(h, f, d, step, p, radius, out, kept, rows, first, min(n, first + BLOCK))
             first = _take(counter)
 
     return run_forward
@@ -103,13 +90,12 @@ def _measure(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_measure(counter):
         _ = sources
-        a = carray(counter, (8,))
-        n, d = a[2], a[3]
-        h, f, rows = _array(a[5], n, d, F32), _array(a[6], n, d, F32), _array(a[7], 6, n, F64)
+        a = carray(counter, (ARRAYS + 3,))
+        n, d, h, f, rows = a[2], a[3], a[8], a[9], _array(a[10], 6, a[2], F64)
         first = _take(counter)
         while first < n:
             last = min(n, first + BLOCK)
-            measure(h, f, rows[:, first:last], first, last)
+            measure(h, f, d, rows[:, first:last], first, last)
             first = _take(counter)
 
     return run_measure
@@ -119,40 +105,46 @@ def _combine(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_combine(counter):
         _ = sources
-        a = carray(counter, (10,))
-        n, d = a[2], a[3]
-        h, f, rows = _array(a[5], n, d, F32), _array(a[6], n, d, F32), _array(a[7], 6, n, F64)
-        out, kept = _array(a[8], n, d, F32), _array(a[9], 2, n, F32)
+        a = carray(counter, (ARRAYS + 5,))
+        n, d, h, f, rows = a[2], a[3], a[8], a[9], _array(a[10], 6, a[2], F64)
+        out, kept = a[11], _array(a[12], 2, n, F32)
         step, _, radius, _ = _scalars(a)
         first = _take(counter)
         while first < n:
             last = min(n, first + BLOCK)
-            combine(h, f, step, radius, rows[:, first:last], out, kept, first, last)
+            combine(h, f, d, step, radius, rows[:, first:last], out, kept, first, last)
             first = _take(counter)
 
     return run_combine
+
+
+@numba.njit(**COMMON)
+def _backward_by_blocks(counter, g, g2, h, f, kept, angle, dh, df, sums, turns, total):
+    """The work of both backward entries; ``g2``, ``angle`` and ``turns`` may be None, which is compiled apart."""
+    a = carray(counter, (ARRAYS,))
+    n, d, (step, p, radius, learns_p) = a[2], a[3], _scalars(a)
+    rows, factors, done, first = np.empty((6, BLOCK)), np.empty((10, BLOCK)), 0, _take(counter)
+    while first < n:
+        last = min(n, first + BLOCK)
+        backward(
+            g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, rows, factors, first, last
+        )
+        done, first = done + 1, _take(counter)
+    _add_up(counter, done, sums, total)
 
 
 def _backward(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_backward(counter):
         _ = sources
-        a = carray(counter, (14,))
-        n, d = a[2], a[3]
-        g, g2, h, f = _array(a[5], n, d, F32), _array(a[6], n, d, F32), _array(a[7], n, d, F32), _array(a[8], n, d, F32)
-        kept, dh, df = _array(a[9], 2, n, F32), _array(a[10], n, d, F32), _array(a[11], n, d, F32)
-        sums = _array(a[12], (n + BLOCK - 1) // BLOCK, 3, F64)
-        total = carray(_pointer(a[13]), (3,), F32)
-        step, p, radius, learns_p = _scalars(a)
-        done, first = 0, _take(counter)
-        while first < n:
-            last = min(n, first + BLOCK)
-            if a[6] != 0:
-                backward(g, g2, h, f, kept, None, step, p, radius, learns_p, dh, df, sums, None, first, last)
-            else:
-                backward(g, None, h, f, kept, None, step, p, radius, learns_p, dh, df, sums, None, first, last)
-            done, first = done + 1, _take(counter)
-        _add_up(counter, done, sums, total)
+        a = carray(counter, (ARRAYS + 9,))
+        n, g, g2, h, f, dh, df = a[2], a[8], a[9], a[10], a[11], a[13], a[14]
+        kept, sums = _array(a[12], 2, n, F32), _array(a[15], (n + BLOCK - 1) // BLOCK, 3, F64)
+        total = carray(pointer(a[16]), (3,), F32)
+        if g2 != 0:
+            _backward_by_blocks(counter, g, g2, h, f, kept, None, dh, df, sums, None, total)
+        else:
+            _backward_by_blocks(counter, g, None, h, f, kept, None, dh, df, sums, None, total)
 
     return run_backward
 
@@ -161,20 +153,11 @@ def _backward_with_angle(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_backward_with_angle(counter):
         _ = sources
-        a = carray(counter, (15,))
-        n, d = a[2], a[3]
-        g, h, f = _array(a[5], n, d, F32), _array(a[6], n, d, F32), _array(a[7], n, d, F32)
-        kept = _array(a[8], 2, n, F32)
-        angle, dh, df = _array(a[9], 3, n, F64), _array(a[10], n, d, F32), _array(a[11], n, d, F32)
-        sums, turns = _array(a[12], (n + BLOCK - 1) // BLOCK, 3, F64), carray(_pointer(a[13]), (n,), F64)
-        total = carray(_pointer(a[14]), (3,), F32)
-        step, p, radius, _ = _scalars(a)
-        done, first = 0, _take(counter)
-        while first < n:
-            last = min(n, first + BLOCK)
-            backward(g, None, h, f, kept, angle, step, p, radius, False, dh, df, sums, turns, first, last)
-            done, first = done + 1, _take(counter)
-        _add_up(counter, done, sums, total)
+        a = carray(counter, (ARRAYS + 10,))
+        n, g, h, f, dh, df = a[2], a[8], a[9], a[10], a[13], a[14]
+        kept, angle, turns = _array(a[11], 2, n, F32), _array(a[12], 3, n, F64), carray(pointer(a[16]), (n,), F64)
+        sums, total = _array(a[15], (n + BLOCK - 1) // BLOCK, 3, F64), carray(pointer(a[17]), (3,), F32)
+        _backward_by_blocks(counter, g, None, h, f, kept, angle, dh, df, sums, turns, total)
 
     return run_backward_with_angle
 
@@ -198,5 +181,5 @@ def entry(name):
 def _sources():
     """Digest of the loops' text. Numba keeps compiled code on disk by the file of the function alone and would not see
     that a function which it calls has changed; a closure variable is part of its key."""
-    texts = (Path(module.__file__).read_bytes() for module in (loop_angles, loop_forward, loop_backward))
+    texts = (Path(module.__file__).read_bytes() for module in (lanes, loop_angles, loop_forward, loop_backward))
     return hashlib.sha256(b"".join(texts)).hexdigest()

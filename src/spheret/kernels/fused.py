@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import compute_dtype
-from spheret.kernels.autograd import gradients_by_formula, sum_to
+from spheret.kernels.autograd import gradients_by_formula, save, saved, sum_to
 from spheret.kernels.cpu import Scalar
 from spheret.kernels.operator import kernels, retract_rows, retract_rows_backward, split_all
 
@@ -27,27 +27,24 @@ class FusedRetraction(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar, read_dtype: torch.dtype | None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        extra = None if read_dtype == h.dtype else read_dtype
+        extra = None if read_dtype is h.dtype else read_dtype
         if _as_operator():
             out, read, kept = retract_rows(h, f, *split_all(step, p, radius), extra)
         else:
             out, read, kept = kernels(h).forward(h, f, step, p, radius, extra)
-        scalars = (step, p, radius)
-        ctx.save_for_backward(h, f, kept, *(v for v in scalars if isinstance(v, Tensor)))
-        ctx.constants = tuple(None if isinstance(v, Tensor) else (v,) for v in scalars)
+        save(ctx, (h, f, kept), step, p, radius)
         ctx.set_materialize_grads(False)
         if read_dtype is None:
             return out
         return out, out.view_as(out) if extra is None else read
 
     @staticmethod
-    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        h, f, kept, *saved = ctx.saved_tensors
-        scalars = tuple(saved.pop(0) if constant is None else constant[0] for constant in ctx.constants)
-        present = [g for g in incoming if g is not None]
-        if not present:
+    def backward(ctx: Any, g: Tensor | None, g2: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        h, f, kept, step, p, radius = saved(ctx)
+        if g is None:
+            g, g2 = g2, None
+        if g is None:
             return (None,) * 6
-        g, g2 = present[0], present[1] if len(present) > 1 else None
         dh: Tensor
         df: Tensor
         sums: Any
@@ -55,13 +52,20 @@ class FusedRetraction(torch.autograd.Function):
             # Somebody differentiates again: the compiled loops have no second derivative, the formulas have.
             dtype = compute_dtype(h, f)
             total = g if g2 is None else g.to(dtype) + g2.to(dtype)
-            dh, df, *sums = gradients_by_formula(total, h, f, *scalars, need_p=ctx.needs_input_grad[3])
+            dh, df, *sums = gradients_by_formula(total, h, f, step, p, radius, need_p=ctx.needs_input_grad[3])
         elif _as_operator():
-            dh, df, sums = retract_rows_backward(g, g2, h, f, kept, *split_all(*scalars))
+            dh, df, sums = retract_rows_backward(g, g2, h, f, kept, *split_all(step, p, radius))
         else:
-            dh, df, sums = kernels(h).backward(g, g2, h, f, kept, *scalars)
-        wanted = ctx.needs_input_grad[2:5]
-        return dh, df, *(_entry(sums, i, scalars[i]) if wanted[i] else None for i in range(3)), None
+            dh, df, sums = kernels(h).backward(g, g2, h, f, kept, step, p, radius)
+        _, _, learns_step, learns_p, learns_radius, _ = ctx.needs_input_grad
+        return (
+            dh,
+            df,
+            _entry(sums, 0, step) if learns_step else None,
+            _entry(sums, 1, p) if learns_p else None,
+            _entry(sums, 2, radius) if learns_radius else None,
+            None,
+        )
 
 
 def _as_operator() -> bool:

@@ -2,6 +2,8 @@
 
 With ``rows`` of :mod:`spheret.kernels.loop_forward`: df = fg g + fh h + fz z and dh = hg g - c df + fh z + hx h, where
 <g,h> and <g,z> enter the factors. Sums over rows are taken in blocks of fixed size, whatever the number of threads.
+``g``, ``g2``, ``h``, ``f``, ``dh`` and ``df`` are addresses; ``g2`` is None where one gradient arrives, which is
+settled when the loop is compiled.
 """
 
 # mypy: ignore-errors
@@ -10,60 +12,85 @@ from __future__ import annotations
 import math
 
 import numba
-import numpy as np
 
-from spheret.kernels.loop_angles import SUMS, angles, exponent_slope
+from spheret.kernels.lanes import BYTES, WIDTH, load, load_rest, numbers, splat, store, store_rest, total, whole
+from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope
 from spheret.kernels.loop_forward import F32, F64, group_of, measure_wide_row, plain, tangent_square
 
 BLOCK = 32  # rows whose gradients of step, p and radius are summed together
 GH, GZ, FG, FH, FZ, HG, HX, SLOPE, TURN, ALONG = range(10)  # rows of ``factors`` (10, group)
 
 
-@numba.njit(inline="always", **SUMS)
-def _incoming(g, g2, i, j):
-    """The gradient of the row, of one reader or of both; which of them is settled when the loop is compiled."""
+@numba.njit(**COMMON)
+def _shifted(g2, offset):
+    return None if g2 is None else g2 + offset
+
+
+@numba.njit(**COMMON)
+def _load(g, g2, j):
     if g2 is None:
-        return g[i, j]
+        return load(g + j)
     else:
-        return g[i, j] + g2[i, j]
+        return load(g + j) + load(g2 + j)
+
+
+@numba.njit(**COMMON)
+def _load_rest(g, g2, end, rest):
+    if g2 is None:
+        return load_rest(g + end, rest)
+    else:
+        return load_rest(g + end, rest) + load_rest(g2 + end, rest)
+
+
+@numba.njit(**COMMON)
+def _number(g, g2, j):
+    if g2 is None:
+        return F64(numbers(g, j + 1)[j])
+    else:
+        return F64(numbers(g, j + 1)[j] + numbers(g2, j + 1)[j])
 
 
 @numba.njit(**SUMS)
-def _measure_row(g, g2, h, f, i, c1, c2):
-    """|h|^2, c, |z|^2, <g,h> and <g,z> of row i, for the c of the forward pass."""
-    hh, zz, gh, gz = F32(0), F32(0), F32(0), F32(0)
-    for j in range(h.shape[1]):
-        x, z = _incoming(g, g2, i, j), f[i, j] - c1 * h[i, j]
-        hh += h[i, j] * h[i, j]
-        zz += z * z
-        gh += x * h[i, j]
-        gz += x * z
-    c, radial = F64(c1) + F64(c2), c2 * c2 * hh
-    if radial > F32(1e-6) * zz:
-        zz = tangent_square(h, f, i, c1, c2)
+def _measure_row(g, g2, h, f, d, c1, c2):
+    """|h|^2, c, |z|^2, <g,h> and <g,z> of the rows at the addresses, for the c of the forward pass."""
+    end, rest = whole(d), d % WIDTH
+    radial, zero = splat(c1), splat(F32(0))
+    hs, zs, along, across = zero, zero, zero, zero
+    for j in range(0, end, BYTES):
+        x, y = _load(g, g2, j), load(h + j)
+        z = load(f + j) - radial * y
+        hs, zs, along, across = hs + y * y, zs + z * z, along + x * y, across + x * z
+    if rest:
+        x, y = _load_rest(g, g2, end, rest), load_rest(h + end, rest)
+        z = load_rest(f + end, rest) - radial * y
+        hs, zs, along, across = hs + y * y, zs + z * z, along + x * y, across + x * z
+    hh, zz, gh, gz = total(hs), total(zs), total(along), total(across)
+    c = F64(c1) + F64(c2)
+    if c2 * c2 * hh > F32(1e-6) * zz:
+        zz = tangent_square(numbers(h, d), numbers(f, d), c1, c2)
     # Also where a square vanished: z = 0 is told from a z too small to be squared by measuring it again.
     if not plain(hh, c, zz) or zz < 1e-25:
-        return _measure_wide_gradient(g, g2, h, f, i)
+        return _measure_wide_row(g, g2, numbers(h, d), numbers(f, d))
     return F64(hh), c, F64(zz), F64(gh), F64(gz) - F64(c2) * F64(gh)
 
 
 @numba.njit(**SUMS)
-def _measure_wide_gradient(g, g2, h, f, i):
-    hh, c, zz = measure_wide_row(h, f, i)
+def _measure_wide_row(g, g2, h, f):
+    hh, c, zz = measure_wide_row(h, f)
     gh, gz = 0.0, 0.0
-    for j in range(h.shape[1]):
-        x = F64(_incoming(g, g2, i, j))
-        gh += x * h[i, j]
-        gz += x * (f[i, j] - c * h[i, j])
+    for j in range(h.size):
+        x = _number(g, g2, j)
+        gh += x * h[j]
+        gz += x * (f[j] - c * h[j])
     return hh, c, zz, gh, gz
 
 
 @numba.njit(**SUMS)
-def _measure(g, g2, h, f, kept, rows, factors, start, stop):
+def _measure(g, g2, h, f, d, kept, rows, factors, start, stop):
     for i in range(start, stop):
-        r = i - start
+        r, at = i - start, 4 * d * i
         rows[0, r], rows[1, r], rows[2, r], factors[GH, r], factors[GZ, r] = _measure_row(
-            g, g2, h, f, i, kept[0, i], kept[1, i]
+            g + at, _shifted(g2, at), h + at, f + at, d, kept[0, i], kept[1, i]
         )
 
 
@@ -89,54 +116,82 @@ def _derive(rows, step, radius, factors, count):
 
 
 @numba.njit(**SUMS)
-def _write(g, g2, h, f, radius, rows, factors, dh, df, start, stop):
-    for i in range(start, stop):
-        r = i - start
-        hh, c, zz = rows[0, r], rows[1, r], rows[2, r]
-        fg, fh, fz, hg, hx = factors[FG, r], factors[FH, r], factors[FZ, r], factors[HG, r], factors[HX, r]
-        c1 = F32(c)
-        rest = c - c1  # what float32 does not hold of c
-        if plain(hh, c, zz) and abs(fz) < 1e18 and abs(hx) < 1e18 and abs(fg) < 1e18:
-            f1, f2, f3 = F32(fg), F32(fh - fz * rest), F32(fz)
-            h1, h2, h3 = F32(hg), F32(fh), F32(hx - fh * rest)
-            for j in range(h.shape[1]):
-                x, z = _incoming(g, g2, i, j), f[i, j] - c1 * h[i, j]
-                q = f1 * x + f2 * h[i, j] + f3 * z
-                df[i, j] = q
-                dh[i, j] = h1 * x - c1 * q + h2 * z + h3 * h[i, j]
-        elif hh > 0:
-            for j in range(h.shape[1]):
-                x, z = F64(_incoming(g, g2, i, j)), f[i, j] - c * h[i, j]
-                q = fg * x + fh * h[i, j] + fz * z
-                df[i, j] = q
-                dh[i, j] = hg * x - c * q + fh * z + hx * h[i, j]
-        else:
-            passes = F32(1 if math.isnan(radius) else 0)  # without a direction the row was left alone
-            for j in range(h.shape[1]):
-                df[i, j] = F32(0)
-                dh[i, j] = passes * _incoming(g, g2, i, j)
+def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c):
+    """The rows at df = f1 g + f2 h + f3 z and dh = h1 g - c df + h2 z + h3 h, with z = f - c h."""
+    end, rest, c = whole(d), d % WIDTH, splat(c)
+    f1, f2, f3 = splat(for_f[0]), splat(for_f[1]), splat(for_f[2])
+    h1, h2, h3 = splat(for_h[0]), splat(for_h[1]), splat(for_h[2])
+    for j in range(0, end, BYTES):
+        x, y = _load(g, g2, j), load(h + j)
+        z = load(f + j) - c * y
+        q = f1 * x + f2 * y + f3 * z
+        store(df + j, q)
+        store(dh + j, h1 * x - c * q + h2 * z + h3 * y)
+    if rest:
+        x, y = _load_rest(g, g2, end, rest), load_rest(h + end, rest)
+        z = load_rest(f + end, rest) - c * y
+        q = f1 * x + f2 * y + f3 * z
+        store_rest(df + end, q, rest)
+        store_rest(dh + end, h1 * x - c * q + h2 * z + h3 * y, rest)
 
 
 @numba.njit(**SUMS)
-def backward(g, g2, h, f, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, first, last):
-    """Gradients dh, df (n, d) for those of the output, ``g`` and, unless None, ``g2``.
+def _write_wide_row(g, g2, h, f, dh, df, for_f, for_h, c):
+    """The same in float64, of rows (d,)."""
+    for j in range(h.size):
+        x, z = _number(g, g2, j), f[j] - c * h[j]
+        q = for_f[0] * x + for_f[1] * h[j] + for_f[2] * z
+        df[j] = q
+        dh[j] = for_h[0] * x - c * q + for_h[1] * z + for_h[2] * h[j]
+
+
+@numba.njit(**SUMS)
+def _write_still_row(g, g2, dh, df, passes):
+    """A row of h without a direction was left alone."""
+    for j in range(dh.size):
+        df[j] = 0
+        dh[j] = _number(g, g2, j) if passes else 0.0
+
+
+@numba.njit(**SUMS)
+def _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop):
+    for i in range(start, stop):
+        r, at = i - start, 4 * d * i
+        hh, c, zz = rows[0, r], rows[1, r], rows[2, r]
+        fg, fh, fz, hg, hx = factors[FG, r], factors[FH, r], factors[FZ, r], factors[HG, r], factors[HX, r]
+        g_at, g2_at = g + at, _shifted(g2, at)
+        if plain(hh, c, zz) and abs(fz) < 1e18 and abs(hx) < 1e18 and abs(fg) < 1e18:
+            c1 = F32(c)
+            rest = c - c1  # what float32 does not hold of c
+            for_f, for_h = (F32(fg), F32(fh - fz * rest), F32(fz)), (F32(hg), F32(fh), F32(hx - fh * rest))
+            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1)
+        elif hh > 0:
+            h_at, f_at, dh_at, df_at = numbers(h + at, d), numbers(f + at, d), numbers(dh + at, d), numbers(df + at, d)
+            _write_wide_row(g_at, g2_at, h_at, f_at, dh_at, df_at, (fg, fh, fz), (hg, fh, hx), c)
+        else:
+            _write_still_row(g_at, g2_at, numbers(dh + at, d), numbers(df + at, d), math.isnan(radius))
+
+
+@numba.njit(**SUMS)
+def backward(g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, rows, factors, first, last):
+    """Gradients dh, df for those of the output, ``g`` and, unless None, ``g2``.
 
     ``angle`` (3, n), unless None: cos(theta), sin(theta)/beta and d theta/d beta in place of those of p.
     ``sums[block]``: gradients of step, p (0 unless ``learns_p``) and radius over the rows [first, last) of one block;
-    ``turns`` (n,), written with ``angle`` alone: d loss / d theta.
+    ``turns`` (n,), written with ``angle`` alone: d loss / d theta. ``rows`` (6, at least a group) and ``factors`` (10,
+    at least a group) are room.
     """
-    group = group_of(h.shape[1], last - first)
-    rows, factors = np.empty((6, group)), np.empty((10, group))
+    group = group_of(d, last - first)
     ds, dp, dr = 0.0, 0.0, 0.0
     for start in range(first, last, group):
         stop = min(last, start + group)
-        _measure(g, g2, h, f, kept, rows, factors, start, stop)
+        _measure(g, g2, h, f, d, kept, rows, factors, start, stop)
         if angle is None:
             angles(rows, step, p, stop - start)
         else:
             rows[3:, : stop - start] = angle[:, start:stop]
         _derive(rows, step, radius, factors, stop - start)
-        _write(g, g2, h, f, radius, rows, factors, dh, df, start, stop)
+        _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop)
         for r in range(stop - start):
             alive = rows[0, r] > 0
             ds += factors[SLOPE, r] if alive else 0.0
