@@ -195,6 +195,22 @@ def _environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **extra}
 
 
+@pytest.mark.parametrize("cosine", [0.0, 0.5, 0.7, 0.71, 0.9, 0.999, 0.999999])
+@pytest.mark.parametrize("d", [16, 77])
+def test_any_angle_between_state_and_update(cosine: float, d: int) -> None:
+    """The loops treat updates beyond 45 degrees apart from the others; both must be right, and meet."""
+    h, across = (t.detach().double() for t in inputs(64, d)[:2])
+    across -= (across * h).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
+    across *= h.norm(dim=-1, keepdim=True) / across.norm(dim=-1, keepdim=True)
+    h = h.float()
+    f = (3 * (cosine * h + math.sqrt(1 - cosine**2) * across)).float()
+    out = spheret.retract(h, f, alpha=0.5, p=1.0)
+    expected = spheret.retract(h.double(), f.double(), alpha=0.5, p=1.0)
+    assert (out - expected).norm() < 2e-7 * expected.norm()
+    drift = (out.double().norm(dim=-1) / h.double().norm(dim=-1) - 1).abs().max()
+    assert drift < 2.5e-7
+
+
 @pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6, 1e8])
 def test_norm_is_kept_where_the_update_is_parallel_and_large(ratio: float) -> None:
     h, _, g = inputs(16, 64)

@@ -9,6 +9,7 @@ bytes (:func:`moved_bytes`, of eager variants) are set against.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -112,9 +113,11 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
     with collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             collect()
-            # Each round begins one further: what a call leaves in the cache falls on another one every time.
-            first = number % len(calls)
-            for name in (*names[first:], *names[:first]):
+            # Another order every round: a call inherits the caches from the one before it, and a connection that always
+            # follows a relative finds its own code there.
+            order = list(names)
+            random.Random(number).shuffle(order)
+            for name in order:
                 taken = _timed(calls[name], device)
                 if number >= 0:
                     seconds[name].append(taken)
