@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,6 +86,14 @@ def _seeds_and_mean(axes: Any, y: float, entry: Mapping[str, Any], look: Look, l
     _point(axes, estimate["mean"], y, limits, look, marker="|", markersize=13, markeredgewidth=2.4)
 
 
+def _label_rates(axes: Any, rates: list[float]) -> None:
+    """A tick for every rate; slanted where level labels would run into each other."""
+    gaps = [math.log(b / a) for a, b in itertools.pairwise(rates)]
+    crowded = min(gaps) < 0.12 * sum(gaps)
+    slant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates], **slant)
+
+
 def _learning_rates(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot | None:
     tried = {t["lr"] for entry in results["schemes"] for t in entry.get("tuning") or []}
     losses = [t["val_loss"] for e in results["schemes"] for t in e.get("tuning") or [] if has_finished(t)]
@@ -96,7 +106,7 @@ def _learning_rates(results: Mapping[str, Any], styles: Mapping[str, Look]) -> P
         look = styles[entry["scheme"]]
         handles.append((_sweep(axes, entry, look, high), entry["scheme"]))
     axes.set_xscale("log")
-    axes.set_xticks(sorted(tried), [f"{rate:g}" for rate in sorted(tried)])
+    _label_rates(axes, sorted(tried))
     axes.minorticks_off()
     axes.set_ylim(low, high)
     axes.set_xlabel("learning rate")
