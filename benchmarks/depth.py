@@ -1,0 +1,73 @@
+"""Who diverges at which learning rate, at 12, 24 and 36 layers: benchmarks/results/depth/table.md.
+
+python benchmarks/depth.py           # trains, two runs at a time, about an hour on two cores, and again what is missing
+python benchmarks/depth.py --table   # the table from the committed results alone
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "depth"
+SCHEMES = ("pre-ln", "post-ln", "peri-ln", "pre-dyt", "keel", "geonorm", "proj")
+RATES = {
+    12: ("0.003", "0.006", "0.012", "0.024", "0.048"),
+    24: ("0.0015", "0.003", "0.006", "0.012", "0.024", "0.048"),
+    36: ("0.0015", "0.003", "0.006", "0.012"),
+}
+SHAPE = ("--n-embd", "64", "--n-head", "2", "--steps", "200", "--batch-size", "4", "--eval-interval", "50")
+SHAPE += ("--eval-windows", "64", "--seeds", "3")
+
+
+def train(layers: int, out: Path) -> None:
+    command = [sys.executable, "-m", "spheret", "compare", "--n-layer", str(layers), *SHAPE]
+    subprocess.run([*command, "--schemes", *SCHEMES, "--lrs", *RATES[layers], "--out", str(out)], check=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for suffix in ("json", "csv"):
+        shutil.copy(out / f"results.{suffix}", RESULTS / f"{layers}.{suffix}")
+
+
+def mark(run: dict[str, Any]) -> str:
+    """The loss of a finished run; what became of any other."""
+    if run["outcome"] != "finished":
+        return run["outcome"]
+    return f"{run['val_loss']:.2f}" + (" c" if run["collapsed"] else "")
+
+
+def row(entry: dict[str, Any], rates: list[float]) -> str:
+    tuning = {run["lr"]: mark(run) for run in entry["tuning"]}
+    final = ", ".join(mark(run) for run in entry["runs"])
+    best = f"{entry['lr']:g}" + ("*" if entry["lr_at_edge"] else "") if entry["lr"] is not None else "none"
+    return f"| `{entry['scheme']}` | " + " | ".join([*(tuning.get(rate, "") for rate in rates), best, final]) + " |"
+
+
+def table() -> str:
+    lines = [
+        "Validation loss in nats per byte after 200 steps of 512 tokens at width 64: one tuning run at every learning",
+        "rate, then three seeds at the best. `c`: collapsed to the unigram plateau. `*`: the best rate is the grid's",
+        "first or last. Rebuilt by `python benchmarks/depth.py`.",
+    ]
+    for path in sorted(RESULTS.glob("*.json")):
+        results = json.loads(path.read_text())
+        rates = results["settings"]["lrs"]
+        columns = ["scheme", *(f"{rate:g}" for rate in rates), "best", "three seeds"]
+        lines += ["", f"## {path.stem} layers", "", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+        lines += [row(entry, rates) for entry in results["schemes"]]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    if "--table" not in sys.argv:
+        for layers in RATES:
+            train(layers, Path("runs") / f"depth-{layers}")
+    (RESULTS / "table.md").write_text(table(), encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
