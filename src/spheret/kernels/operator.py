@@ -59,7 +59,7 @@ def _retract_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``h``, ``f`` (..., d) -> the retraction (..., d) in the dtype of ``h``; the same in ``read_dtype``, or an empty
     tensor; and what the backward wants back of each row."""
-    scalars = _either((step, p, radius), (step_value, p_value, radius_value))
+    scalars = _scalar(step, step_value), _scalar(p, p_value), _scalar(radius, radius_value)
     out, read, kept = kernels(h).forward(h, f, *scalars, read_dtype)
     return out, h.new_empty(0) if read is None else read, kept
 
@@ -80,7 +80,7 @@ def _retract_rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of h and f for the sum of ``g`` and ``g2``, and those of step, p and radius over all rows, (3,) in the
     compute dtype."""
-    scalars = _either((step, p, radius), (step_value, p_value, radius_value))
+    scalars = _scalar(step, step_value), _scalar(p, p_value), _scalar(radius, radius_value)
     return kernels(h).backward(g, g2, h, f, kept, *scalars)
 
 
@@ -95,11 +95,10 @@ def _(g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, *_: Any) -> tuple[Tens
     return h.new_empty(h.shape), f.new_empty(f.shape), h.new_empty((3,), dtype=compute_dtype(h, f))
 
 
-def _either(tensors: tuple[Tensor | None, ...], values: tuple[float, ...]) -> tuple[Scalar, ...]:
-    return tuple(
-        (None if math.isnan(value) else value) if tensor is None else tensor
-        for tensor, value in zip(tensors, values, strict=True)
-    )
+def _scalar(tensor: Tensor | None, value: float) -> Scalar:
+    if tensor is not None:
+        return tensor
+    return None if math.isnan(value) else value
 
 
 def split(value: Scalar, default: float) -> tuple[Tensor | None, float]:
