@@ -14,12 +14,13 @@ from spheret.experiments.bench_op import ADD, COPY, Junction, OpBench, bench_op
 TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16, dim=8, rounds=3, warmup=1)
 
 
-def test_every_variant_is_timed_in_every_round_and_in_turn() -> None:
+def test_every_variant_is_timed_in_every_round_in_changing_order() -> None:
     order: list[str] = []
     result = bench_op(TINY, on_sample=lambda name, *_: order.append(name))
     names = [COPY, ADD, *TINY.schemes]
     rounds = [order[i : i + len(names)] for i in range(0, len(order), len(names))]
-    assert rounds == [names[i:] + names[:i] for i in range(TINY.rounds)]
+    assert all(sorted(turn) == sorted(names) for turn in rounds) and len(rounds) == TINY.rounds
+    assert len({tuple(turn) for turn in rounds}) > 1
     assert [v["variant"] for v in result["variants"]] == [COPY, ADD, *TINY.schemes]
     assert all(len(v["seconds"]) == len(v["ratios"]) == TINY.rounds for v in result["variants"])
     (baseline,) = [v for v in result["variants"] if v["variant"] == result["baseline"]]
