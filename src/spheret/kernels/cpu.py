@@ -147,16 +147,15 @@ def _call(name: str, h: Tensor, step: Scalar, p: Scalar, radius: Scalar, *addres
     size, d = h.numel(), h.shape[-1]
     layout, room = _layout(len(addresses))
     values = _value(step), _value(p), _value(radius), isinstance(p, Tensor)
-    packed = layout.pack(0, 0, size // d, d, *values, *addresses)
-    arguments = room.from_buffer_copy(packed)
     threads = torch.get_num_threads() if size >= PARALLEL_FROM else 1
+    arguments = room.from_buffer_copy(layout.pack(0, 0, size // d, d, *values, threads, *addresses))
     team.run(_address(name), ctypes.addressof(arguments), threads)
 
 
 @functools.cache
 def _layout(addresses: int) -> tuple[struct.Struct, Any]:
     """Of an entry's arguments, and a buffer for them."""
-    layout = struct.Struct(f"4q4d{addresses}q")
+    layout = struct.Struct(f"4q4dq{addresses}q")
     return layout, ctypes.c_char * layout.size
 
 

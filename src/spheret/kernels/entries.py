@@ -1,9 +1,10 @@
 """C functions over the loops: ``void entry(int64_t *arguments)``, which any number of threads call at once with the
 same arguments.
 
-``arguments``: the next block of rows to be taken, the blocks that are done, n, d; step, p, radius and whether p has a
-gradient, as doubles; then the addresses of the arrays in the order in which an entry unpacks them, 0 for one that is
-absent. A thread takes blocks until none is left.
+``arguments``: the next row to be taken, the blocks that are done, n, d; step, p, radius and whether p has a gradient,
+as doubles; the number of threads; then the addresses of the arrays in the order in which an entry unpacks them, 0 for
+one that is absent. A thread takes rows until none is left, a share of neighbours at a time: within it memory is read
+ahead.
 """
 
 # mypy: ignore-errors
@@ -25,7 +26,8 @@ from spheret.kernels.loop_backward import BLOCK, backward
 from spheret.kernels.loop_forward import combine, forward, measure
 
 SIGNATURE = types.void(types.CPointer(types.int64))
-ARRAYS = 8  # where the addresses begin
+THREADS, ARRAYS = 8, 9  # where the number of threads is, and where the addresses begin
+SHARES = 4  # of a thread, if all are equally fast
 CACHED = {**COMMON, "cache": True}
 F32, F64 = np.float32, np.float64
 
@@ -42,9 +44,15 @@ def _add(typing_context, arguments, index, amount):
 
 
 @numba.njit(inline="always", **COMMON)
-def _take(arguments):
-    """The first row of the next block: no two threads get the same."""
-    return _add(arguments, 0, 1) * BLOCK
+def _share(n, threads):
+    """Rows that are taken at a time, a number of whole blocks."""
+    return BLOCK * max(1, n // (BLOCK * SHARES * threads))
+
+
+@numba.njit(inline="always", **COMMON)
+def _take(arguments, share):
+    """The first row of the next share: no two threads get the same."""
+    return _add(arguments, 0, share)
 
 
 @numba.njit(**COMMON)
@@ -67,21 +75,29 @@ def _array(address, rows, columns, dtype):
 
 @numba.njit(inline="always", **COMMON)
 def _scalars(a):
-    values = a[4:ARRAYS].view(F64)
+    values = a[4:THREADS].view(F64)
     return values[0], values[1], values[2], values[3] != 0
+
+
+@numba.njit(inline="always", **COMMON)
+def _arguments(counter, addresses):
+    """All arguments but the addresses, and the addresses."""
+    a = carray(counter, (ARRAYS + addresses,))
+    return a[:ARRAYS], a[ARRAYS:]
 
 
 def _forward(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_forward(counter):
         _ = sources  # in the key of the cache
-        a = carray(counter, (ARRAYS + 4,))
-        n, d, h, f, out, kept = a[2], a[3], a[8], a[9], a[10], _array(a[11], 2, a[2], F32)
+        a, b = _arguments(counter, 4)
+        n, d, share = a[2], a[3], _share(a[2], a[THREADS])
+        h, f, out, kept = b[0], b[1], b[2], _array(b[3], 2, n, F32)
         step, p, radius, _ = _scalars(a)
-        rows, first = np.empty((6, BLOCK)), _take(counter)
+        rows, first = np.empty((6, BLOCK)), _take(counter, share)
         while first < n:
-            forward(h, f, d, step, p, radius, out, kept, rows, first, min(n, first + BLOCK))
-            first = _take(counter)
+            forward(h, f, d, step, p, radius, out, kept, rows, first, min(n, first + share))
+            first = _take(counter, share)
 
     return run_forward
 
@@ -90,13 +106,14 @@ def _measure(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_measure(counter):
         _ = sources
-        a = carray(counter, (ARRAYS + 3,))
-        n, d, h, f, rows = a[2], a[3], a[8], a[9], _array(a[10], 6, a[2], F64)
-        first = _take(counter)
+        a, b = _arguments(counter, 3)
+        n, d, share = a[2], a[3], _share(a[2], a[THREADS])
+        h, f, rows = b[0], b[1], _array(b[2], 6, n, F64)
+        first = _take(counter, share)
         while first < n:
-            last = min(n, first + BLOCK)
-            measure(h, f, d, rows[:, first:last], first, last)
-            first = _take(counter)
+            last = min(n, first + share)
+            measure(h, f, d, rows[:, first:last], f, first, last)  # no row will be written: one that is read stands in
+            first = _take(counter, share)
 
     return run_measure
 
@@ -105,31 +122,30 @@ def _combine(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_combine(counter):
         _ = sources
-        a = carray(counter, (ARRAYS + 5,))
-        n, d, h, f, rows = a[2], a[3], a[8], a[9], _array(a[10], 6, a[2], F64)
-        out, kept = a[11], _array(a[12], 2, n, F32)
+        a, b = _arguments(counter, 5)
+        n, d, share = a[2], a[3], _share(a[2], a[THREADS])
+        h, f, rows, out, kept = b[0], b[1], _array(b[2], 6, n, F64), b[3], _array(b[4], 2, n, F32)
         step, _, radius, _ = _scalars(a)
-        first = _take(counter)
+        first = _take(counter, share)
         while first < n:
-            last = min(n, first + BLOCK)
+            last = min(n, first + share)
             combine(h, f, d, step, radius, rows[:, first:last], out, kept, first, last)
-            first = _take(counter)
+            first = _take(counter, share)
 
     return run_combine
 
 
 @numba.njit(**COMMON)
-def _backward_by_blocks(counter, g, g2, h, f, kept, angle, dh, df, sums, turns, total):
+def _backward_by_blocks(counter, a, g, g2, h, f, kept, angle, dh, df, sums, turns, total):
     """The work of both backward entries; ``g2``, ``angle`` and ``turns`` may be None, which is compiled apart."""
-    a = carray(counter, (ARRAYS,))
-    n, d, (step, p, radius, learns_p) = a[2], a[3], _scalars(a)
-    rows, factors, done, first = np.empty((6, BLOCK)), np.empty((10, BLOCK)), 0, _take(counter)
+    n, d, (step, p, radius, learns_p), share = a[2], a[3], _scalars(a), _share(a[2], a[THREADS])
+    rows, factors, done, first = np.empty((6, BLOCK)), np.empty((10, BLOCK)), 0, _take(counter, share)
     while first < n:
-        last = min(n, first + BLOCK)
-        backward(
-            g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, rows, factors, first, last
-        )
-        done, first = done + 1, _take(counter)
+        for i in range(first, min(n, first + share), BLOCK):
+            j = min(n, i + BLOCK)
+            backward(g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, rows, factors, i, j)
+            done += 1
+        first = _take(counter, share)
     _add_up(counter, done, sums, total)
 
 
@@ -137,14 +153,14 @@ def _backward(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_backward(counter):
         _ = sources
-        a = carray(counter, (ARRAYS + 9,))
-        n, g, g2, h, f, dh, df = a[2], a[8], a[9], a[10], a[11], a[13], a[14]
-        kept, sums = _array(a[12], 2, n, F32), _array(a[15], (n + BLOCK - 1) // BLOCK, 3, F64)
-        total = carray(pointer(a[16]), (3,), F32)
+        a, b = _arguments(counter, 9)
+        n, g, g2, h, f, dh, df = a[2], b[0], b[1], b[2], b[3], b[5], b[6]
+        kept, sums = _array(b[4], 2, n, F32), _array(b[7], (n + BLOCK - 1) // BLOCK, 3, F64)
+        total = carray(pointer(b[8]), (3,), F32)
         if g2 != 0:
-            _backward_by_blocks(counter, g, g2, h, f, kept, None, dh, df, sums, None, total)
+            _backward_by_blocks(counter, a, g, g2, h, f, kept, None, dh, df, sums, None, total)
         else:
-            _backward_by_blocks(counter, g, None, h, f, kept, None, dh, df, sums, None, total)
+            _backward_by_blocks(counter, a, g, None, h, f, kept, None, dh, df, sums, None, total)
 
     return run_backward
 
@@ -153,11 +169,11 @@ def _backward_with_angle(sources):
     @cfunc(SIGNATURE, **CACHED)
     def run_backward_with_angle(counter):
         _ = sources
-        a = carray(counter, (ARRAYS + 10,))
-        n, g, h, f, dh, df = a[2], a[8], a[9], a[10], a[13], a[14]
-        kept, angle, turns = _array(a[11], 2, n, F32), _array(a[12], 3, n, F64), carray(pointer(a[16]), (n,), F64)
-        sums, total = _array(a[15], (n + BLOCK - 1) // BLOCK, 3, F64), carray(pointer(a[17]), (3,), F32)
-        _backward_by_blocks(counter, g, None, h, f, kept, angle, dh, df, sums, turns, total)
+        a, b = _arguments(counter, 10)
+        n, g, h, f, dh, df = a[2], b[0], b[1], b[2], b[5], b[6]
+        kept, angle, turns = _array(b[3], 2, n, F32), _array(b[4], 3, n, F64), carray(pointer(b[8]), (n,), F64)
+        sums, total = _array(b[7], (n + BLOCK - 1) // BLOCK, 3, F64), carray(pointer(b[9]), (3,), F32)
+        _backward_by_blocks(counter, a, g, None, h, f, kept, angle, dh, df, sums, turns, total)
 
     return run_backward_with_angle
 

@@ -125,6 +125,29 @@ def store(typing_context, address, vector):
     return types.none(types.int64, lanes), build
 
 
+def _prefetch(for_writing):
+    @intrinsic
+    def prefetch(typing_context, address):
+        def build(context, builder, sig, values):
+            number = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            options = (for_writing, 3, 1)  # into the nearest cache, of data
+            builder.call(
+                function,
+                [_pointer(builder, values[0], ir.IntType(8)), *(ir.Constant(number, option) for option in options)],
+            )
+            return context.get_dummy_value()
+
+        return types.none(types.int64), build
+
+    return prefetch
+
+
+# Bring the line at an address into the cache while other work goes on. No address is wrong.
+prefetch, prefetch_to_write = _prefetch(0), _prefetch(1)
+
+
 @intrinsic
 def load_rest(typing_context, address, count):
     """``count`` < 16 numbers from ``address`` on, and zeros behind them."""

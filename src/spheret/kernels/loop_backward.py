@@ -13,7 +13,20 @@ import math
 
 import numba
 
-from spheret.kernels.lanes import BYTES, WIDTH, load, load_rest, numbers, splat, store, store_rest, total, whole
+from spheret.kernels.lanes import (
+    BYTES,
+    WIDTH,
+    load,
+    load_rest,
+    numbers,
+    prefetch,
+    prefetch_to_write,
+    splat,
+    store,
+    store_rest,
+    total,
+    whole,
+)
 from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope
 from spheret.kernels.loop_forward import F32, F64, group_of, measure_wide_row, plain, tangent_square
 
@@ -43,6 +56,13 @@ def _load_rest(g, g2, end, rest):
 
 
 @numba.njit(**COMMON)
+def _prefetch(g, g2, j):
+    prefetch(g + j)
+    if g2 is not None:
+        prefetch(g2 + j)
+
+
+@numba.njit(**COMMON)
 def _number(g, g2, j):
     if g2 is None:
         return F64(numbers(g, j + 1)[j])
@@ -51,13 +71,16 @@ def _number(g, g2, j):
 
 
 @numba.njit(**SUMS)
-def _measure_row(g, g2, h, f, d, c1, c2):
-    """|h|^2, c, |z|^2, <g,h> and <g,z> of the rows at the addresses, for the c of the forward pass."""
+def _measure_row(g, g2, h, f, d, c1, c2, dh, df):
+    """|h|^2, c, |z|^2, <g,h> and <g,z> of the rows at the addresses, for the c of the forward pass; those at dh and df
+    are about to be written."""
     end, rest = whole(d), d % WIDTH
     radial, zero = splat(c1), splat(F32(0))
     hs, zs, along, across = zero, zero, zero, zero
     for j in range(0, end, BYTES):
         x, y = _load(g, g2, j), load(h + j)
+        prefetch_to_write(dh + j)
+        prefetch_to_write(df + j)
         z = load(f + j) - radial * y
         hs, zs, along, across = hs + y * y, zs + z * z, along + x * y, across + x * z
     if rest:
@@ -86,11 +109,11 @@ def _measure_wide_row(g, g2, h, f):
 
 
 @numba.njit(**SUMS)
-def _measure(g, g2, h, f, d, kept, rows, factors, start, stop):
+def _measure(g, g2, h, f, d, kept, rows, factors, dh, df, start, stop):
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
         rows[0, r], rows[1, r], rows[2, r], factors[GH, r], factors[GZ, r] = _measure_row(
-            g + at, _shifted(g2, at), h + at, f + at, d, kept[0, i], kept[1, i]
+            g + at, _shifted(g2, at), h + at, f + at, d, kept[0, i], kept[1, i], dh + at, df + at
         )
 
 
@@ -116,14 +139,18 @@ def _derive(rows, step, radius, factors, count):
 
 
 @numba.njit(**SUMS)
-def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c):
-    """The rows at df = f1 g + f2 h + f3 z and dh = h1 g - c df + h2 z + h3 h, with z = f - c h."""
+def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c, ahead):
+    """The rows at df = f1 g + f2 h + f3 z and dh = h1 g - c df + h2 z + h3 h, with z = f - c h; those ``ahead`` bytes
+    behind g, h and f are wanted next."""
     end, rest, c = whole(d), d % WIDTH, splat(c)
     f1, f2, f3 = splat(for_f[0]), splat(for_f[1]), splat(for_f[2])
     h1, h2, h3 = splat(for_h[0]), splat(for_h[1]), splat(for_h[2])
     for j in range(0, end, BYTES):
         x, y = _load(g, g2, j), load(h + j)
         z = load(f + j) - c * y
+        _prefetch(g, g2, j + ahead)
+        prefetch(h + j + ahead)
+        prefetch(f + j + ahead)
         q = f1 * x + f2 * y + f3 * z
         store(df + j, q)
         store(dh + j, h1 * x - c * q + h2 * z + h3 * y)
@@ -155,6 +182,7 @@ def _write_still_row(g, g2, dh, df, passes):
 
 @numba.njit(**SUMS)
 def _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop):
+    ahead = 4 * d * (stop - start)
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
         hh, c, zz = rows[0, r], rows[1, r], rows[2, r]
@@ -164,7 +192,7 @@ def _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop):
             c1 = F32(c)
             rest = c - c1  # what float32 does not hold of c
             for_f, for_h = (F32(fg), F32(fh - fz * rest), F32(fz)), (F32(hg), F32(fh), F32(hx - fh * rest))
-            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1)
+            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1, ahead)
         elif hh > 0:
             h_at, f_at, dh_at, df_at = numbers(h + at, d), numbers(f + at, d), numbers(dh + at, d), numbers(df + at, d)
             _write_wide_row(g_at, g2_at, h_at, f_at, dh_at, df_at, (fg, fh, fz), (hg, fh, hx), c)
@@ -185,7 +213,7 @@ def backward(g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sum
     ds, dp, dr = 0.0, 0.0, 0.0
     for start in range(first, last, group):
         stop = min(last, start + group)
-        _measure(g, g2, h, f, d, kept, rows, factors, start, stop)
+        _measure(g, g2, h, f, d, kept, rows, factors, dh, df, start, stop)
         if angle is None:
             angles(rows, step, p, stop - start)
         else:

@@ -21,10 +21,23 @@ import math
 import numba
 import numpy as np
 
-from spheret.kernels.lanes import BYTES, WIDTH, load, load_rest, numbers, splat, store, store_rest, total, whole
+from spheret.kernels.lanes import (
+    BYTES,
+    WIDTH,
+    load,
+    load_rest,
+    numbers,
+    prefetch,
+    prefetch_to_write,
+    splat,
+    store,
+    store_rest,
+    total,
+    whole,
+)
 from spheret.kernels.loop_angles import COMMON, SUMS, angles
 
-GROUP = 2048  # numbers of h that are measured before they are written
+GROUP = 1024  # numbers of h that are measured before they are written
 LEAST = 4  # rows to a group: the angles of four are computed at once
 F32, F64 = np.float32, np.float64
 # Of |h|^2 and |f|^2: between them every product of float32 statistics is a normal number.
@@ -32,12 +45,14 @@ SMALLEST, LARGEST = 1e-25, 1e25
 
 
 @numba.njit(**SUMS)
-def _measure_row(h, f, d):
-    """|h|^2, c and |z|^2 of the rows at h and f, the tangent part z = f - c h formed explicitly."""
+def _measure_row(h, f, d, out):
+    """|h|^2, c and |z|^2 of the rows at h and f, the tangent part z = f - c h formed explicitly; the row at ``out`` is
+    about to be written."""
     end, rest, zero = whole(d), d % WIDTH, splat(F32(0))
     squares, products = zero, zero
     for j in range(0, end, BYTES):
         x = load(h + j)
+        prefetch_to_write(out + j)
         squares, products = squares + x * x, products + x * load(f + j)
     if rest:
         x = load_rest(h + end, rest)
@@ -107,19 +122,22 @@ def plain(hh, c, zz):
 
 
 @numba.njit(**SUMS)
-def measure(h, f, d, rows, start, stop):
+def measure(h, f, d, rows, out, start, stop):
     """The first three of ``rows``, for rows [start, stop)."""
     for i in range(start, stop):
-        rows[0, i - start], rows[1, i - start], rows[2, i - start] = _measure_row(h + 4 * d * i, f + 4 * d * i, d)
+        r, at = i - start, 4 * d * i
+        rows[0, r], rows[1, r], rows[2, r] = _measure_row(h + at, f + at, d, out + at)
 
 
 @numba.njit(**SUMS)
-def _write_row(h, f, out, d, a, b, c):
-    """The row at ``out`` = a h + b (f - c h)."""
+def _write_row(h, f, out, d, a, b, c, ahead):
+    """The row at ``out`` = a h + b (f - c h); those ``ahead`` bytes behind h and f are wanted next."""
     end, rest = whole(d), d % WIDTH
     a, b, c = splat(a), splat(b), splat(c)
     for j in range(0, end, BYTES):
         x = load(h + j)
+        prefetch(h + j + ahead)
+        prefetch(f + j + ahead)
         store(out + j, a * x + b * (load(f + j) - c * x))
     if rest:
         x = load_rest(h + end, rest)
@@ -136,6 +154,7 @@ def _write_wide_row(h, f, out, hh, a, b, c):
 @numba.njit(**SUMS)
 def combine(h, f, d, step, radius, rows, out, kept, start, stop):
     """``out`` = (radius/|h|) (C h + S step z); a radius of NaN keeps the norm of h. ``kept`` (2, n): c in two parts."""
+    ahead = 4 * d * (stop - start)
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
         hh, c, zz = rows[0, r], rows[1, r], rows[2, r]
@@ -145,7 +164,7 @@ def combine(h, f, d, step, radius, rows, out, kept, start, stop):
         kept[0, i], kept[1, i] = c1, F32(c - c1)
         if plain(hh, c, zz) and abs(b) < 1e18:
             # The part of c that float32 does not hold is taken out of h's coefficient, where it costs nothing.
-            _write_row(h + at, f + at, out + at, d, F32(a - b * (c - c1)), F32(b), c1)
+            _write_row(h + at, f + at, out + at, d, F32(a - b * (c - c1)), F32(b), c1, ahead)
         else:
             _write_wide_row(numbers(h + at, d), numbers(f + at, d), numbers(out + at, d), hh, a, b, c)
 
@@ -159,9 +178,9 @@ def group_of(d, most):
 @numba.njit(**SUMS)
 def forward(h, f, d, step, p, radius, out, kept, rows, first, last):
     """Rows [first, last) of h and f -> those of ``out`` and ``kept`` (2, n); ``rows`` (6, at least a group) is room."""
-    group = group_of(d, last - first)
+    group = group_of(d, min(rows.shape[1], last - first))
     for start in range(first, last, group):
         stop = min(last, start + group)
-        measure(h, f, d, rows, start, stop)
+        measure(h, f, d, rows, out, start, stop)
         angles(rows, step, p, stop - start)
         combine(h, f, d, step, radius, rows, out, kept, start, stop)
