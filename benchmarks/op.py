@@ -1,6 +1,6 @@
 """One connection alone at many widths and numbers of rows: benchmarks/results/op/{ROWSxDIM}.json and table.md.
 
-python benchmarks/op.py            # all shapes, about ten minutes on two quiet cores
+python benchmarks/op.py            # all shapes, about eight minutes on two quiet cores
 python benchmarks/op.py 4096x768   # this one, and the table again
 """
 
@@ -28,7 +28,9 @@ HEADER = "| rows x d | add ms | Pre-LN ms | compiled ms | spheres ms | to Pre-LN
 def measure(shape: str) -> None:
     rows, dim = map(int, shape.split("x"))
     schemes = FULL if shape == "4096x768" else BASELINES + SPHERES
-    rounds = 40 if rows * dim <= 4096 * 1024 else 12
+    # Twice as many rounds as variants (add and copy besides the schemes), or a multiple of that: every variant then
+    # follows every other one equally often.
+    rounds = (4 if rows * dim <= 4096 * 1024 else 2) * (len(schemes) + 2)
     torch.compiler.reset()
     write_json(RESULTS / f"{shape}.json", bench_op(OpBench(schemes=schemes, rows=rows, dim=dim, rounds=rounds)))
 

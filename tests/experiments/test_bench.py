@@ -23,6 +23,7 @@ from spheret.experiments.bench import (
     to_table,
 )
 from spheret.experiments.nanogpt import NanoGPT, configure_adamw
+from spheret.experiments.rounds import balanced_order
 from spheret.models import GPT, GPTConfig
 
 TINY: dict[str, Any] = {
@@ -140,7 +141,7 @@ def test_a_variant_to_itself_is_one(result: dict[str, Any]) -> None:
 
 def test_variants_take_turns(result: dict[str, Any], samples: list[tuple[str, int]]) -> None:
     names = [v["variant"] for v in result["variants"]]
-    assert samples == [(name, number) for number in range(3) for name in names]
+    assert samples == [(name, number) for number in range(3) for name in balanced_order(names, number)]
 
 
 def test_parameters_are_counted_once(result: dict[str, Any]) -> None:

@@ -119,5 +119,6 @@ class LearnedExponent(Float32Module):
 
     def forward(self) -> Tensor:
         # The bound acts on the value alone: a clamped gradient would hold an exponent at its bound for ever.
-        bound = self.log_p.detach().clamp(*LOG_P_RANGE) - self.log_p.detach()
-        return (self.log_p + bound).exp()
+        log_p = self.log_p
+        value = log_p.detach()
+        return (log_p + (value.clamp(*LOG_P_RANGE) - value)).exp()

@@ -120,16 +120,20 @@ class SpheretNorm(Connection):
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        map_ = retract if self.project else add_and_project
-        return map_(h, self.update(f), alpha=self.step(), p=self.current_p(), radius=self.current_radius())
+        f, p, radius = self.update(f), self.current_p(), self.current_radius()
+        if not self.project:
+            return add_and_project(h, f, alpha=self.step(), p=p, radius=radius)
+        return retract(h, f, alpha=self.step.alpha(), decay=self.step.scale, p=p, radius=radius)
 
     def fork(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         if not self.project:
             return super().fork(h, f)
+        step = self.step
         return retract_for_two(
             h,
             self.update(f),
-            alpha=self.step(),
+            alpha=step.alpha(),
+            decay=step.scale,
             p=self.current_p(),
             radius=self.current_radius(),
             read_dtype=sublayer_dtype(h),
@@ -241,7 +245,13 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
 
     def stream(self, dim: int, n_layers: int) -> SphereStream:
         exponent = LearnedExponent(self.p_start) if self.p == LEARN else None
-        return SphereStream(dim, learn_radius=self.learn_radius, final_norm=self.final_norm, exponent=exponent)
+        return SphereStream(
+            dim,
+            learn_radius=self.learn_radius,
+            final_norm=self.final_norm,
+            exponent=exponent,
+            learns_exponents=isinstance(self.p, str),
+        )
 
     def connection(
         self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None

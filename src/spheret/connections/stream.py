@@ -43,8 +43,10 @@ class SphereStream(Stream):
         learn_radius: bool = True,
         final_norm: str = "layernorm",
         exponent: LearnedExponent | None = None,
+        learns_exponents: bool = False,
     ) -> None:
         super().__init__()
+        self.learns_exponents = learns_exponents
         self.radius = Radius(dim, learn_radius)
         self.exponent = exponent  # the one exponent that all connections of a model share, or None
         self.final_norm = nn.LayerNorm(dim, bias=False) if final_norm == "layernorm" else None
@@ -62,6 +64,6 @@ class SphereStream(Stream):
 
     def after_step(self, model: nn.Module) -> None:
         """Bring learned exponents that left their range back to its end."""
-        for module in model.modules():
+        for module in model.modules() if self.learns_exponents else ():
             if isinstance(module, LearnedExponent):
                 module.bound()

@@ -1,8 +1,8 @@
 """Speed of whole optimisation steps, against nanoGPT, in one process and in turn.
 
 A machine that is busy elsewhere slows the variants down together, so the figure to trust is the *ratio* to the
-baseline taken round by round, not the seconds of either. A round runs every variant once, in the same order, on the
-same batch; all variants are in memory at once.
+baseline taken round by round, not the seconds of either. A round runs every variant once, in an order that changes, on
+the same batch; all variants are in memory at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from spheret.connections import canonical_name
 from spheret.experiments.bench_bytes import keep_freed_memory, peak_cpu_bytes
 from spheret.experiments.bench_results import TABLE_HEADER, Regression, compare_results, timing, to_table
 from spheret.experiments.nanogpt import NanoGPT, configure_adamw
+from spheret.experiments.rounds import balanced_order
 from spheret.models import GPT, GPTConfig
 from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
 from spheret.training.environment import machine, versions
@@ -125,7 +126,7 @@ class Variant:
 def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
     """Time one optimisation step of every scheme against nanoGPT's and return a JSON-able record.
 
-    Variants, in the order in which every round runs them: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``,
+    Variants: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``,
     which tells what the optimizer contributes, then spheret's GPT with each scheme and the trainer's optimizer. Of
     each: ``seconds`` of every timed step, their median, p10 and p90, tokens/s at the median, ``ratios`` to the
     baseline's step of the same round with median, p10 and p90, and the peak memory that this variant would need alone.
@@ -143,7 +144,7 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
         for number in range(-config.warmup, config.rounds):
             x, y = batch(config, number, device)
             collect()
-            for variant in variants:
+            for variant in balanced_order(variants, number):
                 seconds = _timed(variant, x, y, precision, device)
                 if number >= 0:
                     variant.seconds.append(seconds)

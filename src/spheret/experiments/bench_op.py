@@ -9,7 +9,6 @@ bytes (:func:`moved_bytes`, of eager variants) are set against.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from spheret.connections.base import Connection
 from spheret.experiments.bench import FORMAT, OnSample, collect_between_rounds
 from spheret.experiments.bench_bytes import copy_function, keep_freed_memory, moved_bytes
 from spheret.experiments.bench_results import timing
+from spheret.experiments.rounds import balanced_order
 from spheret.training.device import resolve_device
 from spheret.training.environment import machine, versions
 
@@ -41,7 +41,7 @@ class OpBench:
         schemes: connections; the first is the baseline of the ratios. A name may end in `` (compiled)``.
         rows: tokens.
         dim: width d.
-        rounds: timed calls of every variant.
+        rounds: timed calls of every variant; twice as many as there are variants give each the same predecessors.
         warmup: untimed rounds before them, at least 1.
         dtype: of the stream and the update.
     """
@@ -113,11 +113,7 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
     with collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             collect()
-            # Another order every round: a call inherits the caches from the one before it, and a connection that always
-            # follows a relative finds its own code there.
-            order = list(names)
-            random.Random(number).shuffle(order)
-            for name in order:
+            for name in balanced_order(names, number):
                 taken = _timed(calls[name], device)
                 if number >= 0:
                     seconds[name].append(taken)

@@ -27,14 +27,15 @@ def unavailable(h: Tensor | None = None) -> str:
     """Why the loops cannot serve rows like these (or any), or the empty string."""
     if h is not None and h.device.type != "cpu":
         return f"tensors lie on {h.device.type}"
-    if not _INSTALLED:
-        return 'Numba is not installed (pip install "spheret[cpu]")'
     # A compiler that traces this takes the installed package at its word: it cannot follow an import.
-    return "" if torch.compiler.is_compiling() else _import_error()
+    return "" if _INSTALLED and torch.compiler.is_compiling() else import_error()
 
 
 @functools.cache
-def _import_error() -> str:
+def import_error() -> str:
+    """Why the loops cannot be had, or the empty string."""
+    if not _INSTALLED:
+        return 'Numba is not installed (pip install "spheret[cpu]")'
     try:
         _entries()
     except Exception as error:  # a Numba that does not fit this NumPy or Python must not stop a training

@@ -19,8 +19,12 @@ from spheret.kernels import cpu, gpu, operator
 from spheret.kernels.autograd import Retraction
 from spheret.kernels.custom_angle import retract_with_angle
 from spheret.kernels.fused import FusedRetraction
+from spheret.kernels.rows import RowRetraction, apply_untransformed, constant, traced_constant
 
+F32 = torch.float32
 _ONE = torch.Size((1,))
+_peek_transforms = torch._C._functorch.peek_interpreter_stack
+_count_modes = torch._C._len_torch_dispatch_stack
 
 
 class Backend(NamedTuple):
@@ -37,6 +41,7 @@ def retract(
     f: Tensor,
     *,
     alpha: Tensor | float = 1.0,
+    decay: Tensor | None = None,
     p: Exponent = 1.0,
     angle: Angle | None = None,
     radius: Tensor | float | None = None,
@@ -51,6 +56,7 @@ def retract(
         h: hidden state, (..., d), any floating dtype.
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
+        decay: factor on ``alpha``, such as lambda_l = 1/sqrt(l); the fast path takes both and multiplies them itself.
         p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2
             a large step can rotate past the antipode of ``h``. The values of tensors are not checked.
         angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
@@ -66,7 +72,7 @@ def retract(
         TypeError: inputs that are not floating point.
         RuntimeError: a backend that was forced and cannot run here.
     """
-    out, _ = _retract(h, f, alpha, p, angle, radius, read_dtype=None)
+    out, _ = _retract(h, f, alpha, decay, p, angle, radius, read_dtype=None)
     return out
 
 
@@ -75,13 +81,14 @@ def retract_for_two(
     f: Tensor,
     *,
     alpha: Tensor | float = 1.0,
+    decay: Tensor | None = None,
     p: Exponent = 1.0,
     radius: Tensor | float | None = None,
     read_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`retract` with one output for each reader: the next hidden state, and the same in ``read_dtype`` (default:
     that of ``h``) for the next sublayer. The compiled paths add the two gradients in their own pass over the rows."""
-    out, read = _retract(h, f, alpha, p, None, radius, read_dtype=read_dtype or h.dtype)
+    out, read = _retract(h, f, alpha, decay, p, None, radius, read_dtype=read_dtype or h.dtype)
     return out, out if read is None else read
 
 
@@ -89,16 +96,34 @@ def _retract(
     h: Tensor,
     f: Tensor,
     alpha: Tensor | float,
+    decay: Tensor | None,
     p: Exponent,
     angle: Angle | None,
     radius: Tensor | float | None,
     read_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    if angle is None and not torch.compiler.is_compiling() and _ordinary(h, f, alpha, p, radius):
-        result: Any = _apply(h, f, alpha, p, radius, read_dtype)
+    result: Any
+    traced = torch.compiler.is_compiling()
+    if (
+        angle is None
+        and (read_dtype is None or read_dtype is h.dtype)
+        and _ordinary(h, f, alpha, decay, p, radius)
+        and (not cpu.unavailable() if traced else _serves_eager(h, f))
+    ):
+        node, number = (RowRetraction.apply, traced_constant) if traced else (apply_untransformed, constant)
+        result = node(
+            h,
+            f,
+            alpha,
+            number(1.0) if decay is None else decay,
+            number(p) if type(p) is float else p,
+            number(math.nan) if radius is None else radius,
+            read_dtype is not None,
+        )
         return (result, None) if read_dtype is None else result
     _check(h, f, alpha, p, radius)
     p = p if isinstance(p, Tensor) else float(p)
+    alpha = alpha if decay is None else alpha * decay
     backend = which_backend(h, f, alpha=alpha, p=p, angle=angle, radius=radius).name
     if backend in ("numba", "triton"):
         if angle is not None:
@@ -113,32 +138,40 @@ def _retract(
     return out, None if read_dtype in (None, h.dtype) else out.to(read_dtype)
 
 
-# What `Function.apply` does besides is for function transforms, of which `_ordinary` has seen that there are none.
-_apply = super(torch.autograd.Function, FusedRetraction).apply
-
-
-def _ordinary(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> bool:
-    """Whether this is eager training in float32 on a CPU with a valid step, p and radius: one look instead of all the
-    questions below, whose answers would take a small model longer than the loops."""
+def _ordinary(h: Tensor, f: Tensor, alpha: Any, decay: Any, p: Any, radius: Any) -> bool:
+    """Whether this is training in float32 on a CPU with valid scalars: one look instead of all the questions below,
+    whose answers would take a small model longer than the loops."""
     return (
         type(h) is Tensor
         and type(f) is Tensor
-        and h.dtype is torch.float32
-        and f.dtype is torch.float32
+        and h.dtype is F32
+        and f.dtype is F32
         and h.is_cpu
         and f.is_cpu
-        and h.shape == f.shape
-        and h.dim() > 0
-        and h.shape[-1] > 0
-        and isinstance(alpha, Tensor)
-        and alpha.shape == _ONE
-        and alpha.is_cpu
-        and (p.shape == _ONE and p.is_cpu if isinstance(p, Tensor) else type(p) is float and p > 0)
-        and (radius is None or (isinstance(radius, Tensor) and radius.shape == _ONE and radius.is_cpu))
+        and (shape := h.shape) == f.shape
+        and len(shape) > 0
+        and shape[-1] > 0
+        and _is_scalar(alpha)
+        and (decay is None or (_is_scalar(decay) and not decay.requires_grad))
+        and (p > 0 if type(p) is float else _is_scalar(p))
+        and (radius is None or _is_scalar(radius))
         and operator.FORCED == "auto"
-        and not in_function_transform()
-        and not (is_functorch_wrapped_tensor(h) or is_functorch_wrapped_tensor(f))
-        and not cpu.unavailable(h)
+    )
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype is F32 and value.shape == _ONE and value.is_cpu
+
+
+def _serves_eager(h: Tensor, f: Tensor) -> bool:
+    """Whether the loops are here and nobody else looks on: no function transform, and no mode such as that of selective
+    checkpointing."""
+    return (
+        _peek_transforms() is None
+        and _count_modes() == 0
+        and not is_functorch_wrapped_tensor(h)
+        and not is_functorch_wrapped_tensor(f)
+        and not cpu.import_error()
     )
 
 
@@ -178,7 +211,7 @@ def which_backend(
 
 def in_function_transform() -> bool:
     """Whether ``torch.func`` looks on: ``vmap`` and ``jvp`` want operations that they know."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not torch.compiler.is_compiling() and _peek_transforms() is not None
 
 
 def _obstacle(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:

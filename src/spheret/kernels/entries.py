@@ -20,7 +20,7 @@ from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
 from spheret.kernels import lanes, loop_angles, loop_backward, loop_forward
-from spheret.kernels.lanes import pointer
+from spheret.kernels.lanes import BYTES, WIDTH, pointer
 from spheret.kernels.loop_angles import COMMON
 from spheret.kernels.loop_backward import BLOCK, backward
 from spheret.kernels.loop_forward import combine, forward, measure
@@ -28,6 +28,9 @@ from spheret.kernels.loop_forward import combine, forward, measure
 SIGNATURE = types.void(types.CPointer(types.int64))
 THREADS, ARRAYS = 8, 9  # where the number of threads is, and where the addresses begin
 SHARES = 4  # of a thread, if all are equally fast
+# Numbers from which dh is written past the caches: a whole sublayer's backward pass comes before anybody reads it. A
+# thread's last `_take` orders these writes too.
+LARGE = 1 << 21
 CACHED = {**COMMON, "cache": True}
 F32, F64 = np.float32, np.float64
 
@@ -138,12 +141,14 @@ def _combine(sources):
 @numba.njit(**COMMON)
 def _backward_by_blocks(counter, a, g, g2, h, f, kept, angle, dh, df, sums, turns, total):
     """The work of both backward entries; ``g2``, ``angle`` and ``turns`` may be None, which is compiled apart."""
-    n, d, (step, p, radius, learns_p), share = a[2], a[3], _scalars(a), _share(a[2], a[THREADS])
-    rows, factors, done, first = np.empty((6, BLOCK)), np.empty((10, BLOCK)), 0, _take(counter, share)
+    n, d, share = a[2], a[3], _share(a[2], a[THREADS])
+    results = dh, df, n * d >= LARGE and d % WIDTH == 0 and dh % BYTES == 0
+    scalars, room = _scalars(a), (np.empty((6, BLOCK)), np.empty((10, BLOCK)))
+    done, first = 0, _take(counter, share)
     while first < n:
         for i in range(first, min(n, first + share), BLOCK):
-            j = min(n, i + BLOCK)
-            backward(g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, rows, factors, i, j)
+            last = min(n, i + BLOCK)
+            backward(g, g2, h, f, d, kept, angle, scalars, results, sums, turns, room, i, last)
             done += 1
         first = _take(counter, share)
     _add_up(counter, done, sums, total)

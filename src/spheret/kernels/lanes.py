@@ -149,6 +149,19 @@ prefetch, prefetch_to_write = _prefetch(0), _prefetch(1)
 
 
 @intrinsic
+def store_past(typing_context, address, vector):
+    """Write 16 numbers to an address that is a multiple of 64, past the caches."""
+
+    def build(context, builder, sig, values):
+        instruction = builder.store(values[1], _pointer(builder, values[0], _VECTOR), align=64)
+        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        instruction.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, lanes), build
+
+
+@intrinsic
 def load_rest(typing_context, address, count):
     """``count`` < 16 numbers from ``address`` on, and zeros behind them."""
 

@@ -23,6 +23,7 @@ from spheret.kernels.lanes import (
     prefetch_to_write,
     splat,
     store,
+    store_past,
     store_rest,
     total,
     whole,
@@ -139,9 +140,9 @@ def _derive(rows, step, radius, factors, count):
 
 
 @numba.njit(**SUMS)
-def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c, ahead):
+def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c, ahead, past):
     """The rows at df = f1 g + f2 h + f3 z and dh = h1 g - c df + h2 z + h3 h, with z = f - c h; those ``ahead`` bytes
-    behind g, h and f are wanted next."""
+    behind g, h and f are wanted next. ``past``: dh is written past the caches."""
     end, rest, c = whole(d), d % WIDTH, splat(c)
     f1, f2, f3 = splat(for_f[0]), splat(for_f[1]), splat(for_f[2])
     h1, h2, h3 = splat(for_h[0]), splat(for_h[1]), splat(for_h[2])
@@ -153,7 +154,11 @@ def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c, ahead):
         prefetch(f + j + ahead)
         q = f1 * x + f2 * y + f3 * z
         store(df + j, q)
-        store(dh + j, h1 * x - c * q + h2 * z + h3 * y)
+        q = h1 * x - c * q + h2 * z + h3 * y
+        if past:
+            store_past(dh + j, q)
+        else:
+            store(dh + j, q)
     if rest:
         x, y = _load_rest(g, g2, end, rest), load_rest(h + end, rest)
         z = load_rest(f + end, rest) - c * y
@@ -181,7 +186,8 @@ def _write_still_row(g, g2, dh, df, passes):
 
 
 @numba.njit(**SUMS)
-def _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop):
+def _write(g, g2, h, f, d, radius, rows, factors, results, start, stop):
+    dh, df, past = results
     ahead = 4 * d * (stop - start)
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
@@ -192,7 +198,7 @@ def _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop):
             c1 = F32(c)
             rest = c - c1  # what float32 does not hold of c
             for_f, for_h = (F32(fg), F32(fh - fz * rest), F32(fz)), (F32(hg), F32(fh), F32(hx - fh * rest))
-            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1, ahead)
+            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1, ahead, past)
         elif hh > 0:
             h_at, f_at, dh_at, df_at = numbers(h + at, d), numbers(f + at, d), numbers(dh + at, d), numbers(df + at, d)
             _write_wide_row(g_at, g2_at, h_at, f_at, dh_at, df_at, (fg, fh, fz), (hg, fh, hx), c)
@@ -201,25 +207,29 @@ def _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop):
 
 
 @numba.njit(**SUMS)
-def backward(g, g2, h, f, d, kept, angle, step, p, radius, learns_p, dh, df, sums, turns, rows, factors, first, last):
-    """Gradients dh, df for those of the output, ``g`` and, unless None, ``g2``.
+def backward(g, g2, h, f, d, kept, angle, scalars, results, sums, turns, room, first, last):
+    """Gradients for those of the output, ``g`` and, unless None, ``g2``, of the rows [first, last) of one block.
 
     ``angle`` (3, n), unless None: cos(theta), sin(theta)/beta and d theta/d beta in place of those of p.
-    ``sums[block]``: gradients of step, p (0 unless ``learns_p``) and radius over the rows [first, last) of one block;
-    ``turns`` (n,), written with ``angle`` alone: d loss / d theta. ``rows`` (6, at least a group) and ``factors`` (10,
-    at least a group) are room.
+    ``scalars``: step, p, radius and whether p has a gradient. ``results``: dh, df and whether dh is written past the
+    caches, for which its rows begin at multiples of 64 bytes. ``sums[block]``: gradients of step, p (0 unless it has
+    one) and radius; ``turns`` (n,), written with ``angle`` alone: d loss / d theta. ``room``: ``rows`` (6, at least a
+    group) and ``factors`` (10, at least a group).
     """
+    step, p, radius, learns_p = scalars
+    dh, df, past = results
+    rows, factors = room
     group = group_of(d, last - first)
     ds, dp, dr = 0.0, 0.0, 0.0
     for start in range(first, last, group):
         stop = min(last, start + group)
-        _measure(g, g2, h, f, d, kept, rows, factors, dh, df, start, stop)
+        _measure(g, g2, h, f, d, kept, rows, factors, df if past else dh, df, start, stop)
         if angle is None:
             angles(rows, step, p, stop - start)
         else:
             rows[3:, : stop - start] = angle[:, start:stop]
         _derive(rows, step, radius, factors, stop - start)
-        _write(g, g2, h, f, d, radius, rows, factors, dh, df, start, stop)
+        _write(g, g2, h, f, d, radius, rows, factors, results, start, stop)
         for r in range(stop - start):
             alive = rows[0, r] > 0
             ds += factors[SLOPE, r] if alive else 0.0

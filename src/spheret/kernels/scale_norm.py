@@ -3,6 +3,7 @@ result is the residual stream, which the first block keeps anyway."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,8 +46,8 @@ class _ScaleNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, radius: Tensor | None) -> tuple[Tensor, Tensor]:
-        n = _length(x)
-        y = x / n if radius is None else radius * (x / n)
+        n = _wide_length(x)
+        y = x * ((1 if radius is None else radius) / n).to(x.dtype)
         ctx.save_for_backward(y, n, radius)
         ctx.set_materialize_grads(False)
         return y, n
@@ -54,11 +55,21 @@ class _ScaleNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, dn: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         y, n, radius = ctx.saved_tensors
-        u = y if radius is None else y / torch.where(radius == 0, 1.0, radius)
-        dx = None if dn is None else dn * u
+        r: Any = 1 if radius is None else radius
+        inverse = 1 if radius is None else 1 / torch.where(radius == 0, 1.0, radius)  # of r, in u = y/r
+        dx = None if dn is None else y * (dn * inverse).to(y.dtype)
         if g is None:
             return dx, None
-        along = (g * u).sum(-1, keepdim=True)
-        tangent = (1 if radius is None else radius) / n * (g - along * u)
+        along = (g * y).sum(-1, keepdim=True) * inverse
+        factor = r / n
+        tangent = torch.addcmul(g * factor.to(g.dtype), y, (-factor * along * inverse).to(y.dtype))
         dr = None if radius is None else along.sum_to_size(radius.shape).to(radius.dtype)
         return tangent if dx is None else tangent + dx, dr
+
+
+def _wide_length(x: Tensor) -> Tensor:
+    """|x| in float64, in which no square of a float32 number overflows or vanishes; that of ones for a row of zeros."""
+    if x.dtype == torch.float64:
+        return _length(x)
+    n = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+    return n.masked_fill(n == 0, math.sqrt(x.shape[-1]))

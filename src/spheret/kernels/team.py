@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,13 +58,21 @@ def _run_on_pool(function: Callable[[int], None], arguments: int, threads: int) 
 
 
 @functools.cache
+def libtorch() -> Any:
+    """PyTorch's CPU library, or None where there is none of that name (macOS, Windows)."""
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    except OSError:
+        return None
+
+
+@functools.cache
 def _openmp() -> Callable[[int, int, int, int], None] | None:
     """``GOMP_parallel`` of the OpenMP runtime that PyTorch is linked to, or None."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         # Looked up through PyTorch's library, the name leads to the copy of the runtime that PyTorch uses.
-        parallel = ctypes.CDLL(str(library)).GOMP_parallel
-    except (OSError, AttributeError):
+        parallel = libtorch().GOMP_parallel
+    except AttributeError:
         return None
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None

@@ -1,0 +1,154 @@
+"""The loops as C kernels of the operators in :mod:`spheret.kernels.rows`: arguments off PyTorch's stack, memory for the
+results, the loop on PyTorch's threads, results onto the stack."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba import carray, cfunc
+
+from spheret.kernels import entries, stable_abi
+from spheret.kernels.cpu import PARALLEL_FROM
+from spheret.kernels.entries import ARRAYS, BLOCK, CACHED, F32, F64, THREADS
+from spheret.kernels.lanes import pointer
+from spheret.kernels.loop_angles import COMMON
+from spheret.kernels.stable_abi import (
+    BOXED,
+    data_ptr,
+    declare,
+    empty,
+    frame,
+    free,
+    number,
+    parallel,
+    plain,
+    returned,
+    shape,
+    threads,
+)
+
+FORWARD, BACKWARD = "spheret_rows_forward", "spheret_rows_backward"
+_run_forward, _run_backward = parallel(FORWARD), parallel(BACKWARD)
+
+
+@numba.njit(**COMMON)
+def _words(address, count):
+    return carray(pointer(address), (count,), np.int64)
+
+
+@numba.njit(**COMMON)
+def _arguments(address, n, d, alpha, decay, p, radius, learns_p, room):
+    """What an entry wants before the addresses; returns the number of threads."""
+    a = _words(address, ARRAYS)
+    a[0], a[1], a[2], a[3] = 0, 0, n, d
+    values = a[4:THREADS].view(F64)
+    values[0] = number(alpha, room) * number(decay, room)
+    values[1], values[2], values[3] = number(p, room), number(radius, room), learns_p
+    a[THREADS] = threads(room) if n * d >= PARALLEL_FROM else 1
+    return a[THREADS]
+
+
+@numba.njit(**COMMON)
+def _like(tensor, room):
+    count, sizes, _, _ = shape(tensor, room)
+    return empty(count, sizes, room)
+
+
+@numba.njit(**COMMON)
+def _of_size(rows, columns, room):
+    """An empty tensor (rows, columns), or (columns,) for 0 rows; ``room`` has three words here."""
+    sizes = _words(room + 8, 2)
+    sizes[0], sizes[1] = rows, columns
+    return empty(2, room + 8, room) if rows else empty(1, room + 16, room)
+
+
+@numba.njit(**COMMON)
+def _one(value, room):
+    """A tensor (1,) with this number."""
+    tensor = _of_size(0, 1, room)
+    if tensor != 0:
+        carray(pointer(data_ptr(tensor, room)), (1,), F32)[0] = value
+    return tensor
+
+
+def _forward(sources):
+    @cfunc(BOXED, **CACHED)
+    def rotate_rows(stack, inputs, outputs):
+        _ = sources  # in the key of the cache
+        room, arguments, s = frame(3), frame(13), carray(stack, (6,))
+        s[0], s[1] = plain(s[0], room), plain(s[1], room)
+        out, kept = 0, 0
+        if s[0] != 0 and s[1] != 0:
+            _, _, d, n = shape(s[0], room)
+            out, kept = _like(s[0], room), _of_size(2, n, room)
+            if out != 0 and kept != 0:
+                count = _arguments(arguments, n, d, s[2], s[3], s[4], s[5], False, room)
+                addresses = _words(arguments + 8 * ARRAYS, 4)
+                addresses[0], addresses[1] = data_ptr(s[0], room), data_ptr(s[1], room)
+                addresses[2], addresses[3] = data_ptr(out, room), data_ptr(kept, room)
+                _run_forward(count, arguments)
+        for k in range(6):
+            free(s[k])
+        s[0], s[1] = returned(out, room), returned(kept, room)
+
+    return rotate_rows
+
+
+def _backward(sources):
+    @cfunc(BOXED, **CACHED)
+    def rotate_rows_backward(stack, inputs, outputs):
+        _ = sources
+        # g, g2, h, f, kept, alpha, decay, p, radius, learns_p -> dh, df, gradients of alpha, p and radius
+        room, arguments, total, s = frame(3), frame(18), frame(2), carray(stack, (10,))
+        for k in range(4):
+            s[k] = plain(s[k], room)
+        dh, df = 0, 0
+        if s[0] != 0 and s[1] != 0 and s[2] != 0 and s[3] != 0:
+            _, _, d, n = shape(s[2], room)
+            dh, df = _like(s[2], room), _like(s[2], room)
+            if dh != 0 and df != 0:
+                learns_p = (s[9] & 1) != 0
+                count = _arguments(arguments, n, d, s[5], s[6], s[7], s[8], learns_p, room)
+                _, _, d2, n2 = shape(s[1], room)
+                sums, addresses = np.empty((n + BLOCK - 1) // BLOCK * 3 + 1), _words(arguments + 8 * ARRAYS, 9)
+                addresses[0], addresses[1] = data_ptr(s[0], room), data_ptr(s[1], room) if d2 * n2 else 0
+                for k in range(2, 5):
+                    addresses[k] = data_ptr(s[k], room)
+                addresses[5], addresses[6] = data_ptr(dh, room), data_ptr(df, room)
+                addresses[7], addresses[8] = sums.ctypes.data, total
+                _words(total, 2)[:] = 0
+                _run_backward(count, arguments)
+                sums[-1] = 0  # so that the array lives as long as its address is in use
+        sums_of = carray(pointer(total), (3,), F32)
+        ds = _one(sums_of[0] * F32(number(s[6], room)), room)
+        dp, dr = _one(sums_of[1], room), _one(sums_of[2], room)
+        for k in range(9):
+            free(s[k])
+        s[0], s[1], s[2] = returned(dh, room), returned(df, room), returned(ds, room)
+        s[3], s[4] = returned(dp, room), returned(dr, room)
+
+    return rotate_rows_backward
+
+
+@functools.cache
+def compiled():
+    """The kernels' addresses by the names of their operators; their code lives as long as the cache holds it.
+
+    Raises:
+        AttributeError: this PyTorch lacks a part of the interface.
+    """
+    declare(FORWARD, entries.entry("forward").address)
+    declare(BACKWARD, entries.entry("backward").address)
+    texts = (Path(module.__file__).read_bytes() for module in (entries, stable_abi))
+    sources = hashlib.sha256(b"".join(texts)).hexdigest()
+    return {kernel.__name__: kernel for kernel in (_forward(sources), _backward(sources))}
+
+
+def install():
+    """Register the kernels until the result is withdrawn."""
+    return stable_abi.Implementation("spheret", {name: kernel.address for name, kernel in compiled().items()})

@@ -1,0 +1,20 @@
+"""The order in which variants take turns."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from spheret.experiments.rounds import balanced_order
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 10, 11])
+def test_everything_follows_everything_equally_often(n: int) -> None:
+    rounds = [balanced_order(range(n), number) for number in range(2 * n)]
+    assert all(sorted(turn) == list(range(n)) for turn in rounds)
+    pairs = Counter(pair for turn in rounds for pair in itertools.pairwise(turn))
+    assert set(pairs.values()) <= {2} and len(pairs) == n * (n - 1)
+    places = Counter((place, item) for turn in rounds for place, item in enumerate(turn))
+    assert set(places.values()) == {2}

@@ -1,0 +1,179 @@
+"""The operators of float32 rows: their C kernels, those in Python that serve elsewhere, and the node over them."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+
+import spheret
+from spheret.kernels import cpu, rows
+
+pytestmark = pytest.mark.skipif(bool(cpu.unavailable()), reason=cpu.unavailable() or "Numba is here")
+
+
+def scalars(alpha: float, decay: float, p: float, radius: float) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor([v]) for v in (alpha, decay, p, radius))
+
+
+def both_ways(h: Tensor, f: Tensor, g: Tensor, g2: Tensor, *values: Tensor, learns_p: bool) -> list[Tensor]:
+    out, kept = rows.rotate_rows(h, f, *values)
+    return [out, kept, *rows.rotate_rows_backward(g, g2, h, f, kept, *values, learns_p)]
+
+
+@pytest.fixture
+def in_python() -> Iterator[None]:
+    """The kernels that an older PyTorch has."""
+    rows.kernels.use_python("a test")
+    yield
+    rows.kernels.why_not = ""
+
+
+def test_c_kernels_serve_this_pytorch() -> None:
+    spheret.retract(torch.randn(2, 4), torch.randn(2, 4), alpha=torch.ones(1))
+    recent = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+    assert (rows.kernels.in_c is not None) == (recent and sys.platform == "linux"), rows.kernels.why_not
+
+
+CASES = [
+    ((64, 96), (0.7, 0.5, 1.0, math.nan), False),
+    ((3, 5, 7), (-0.7, 1.0, 2.5, 3.0), True),
+    ((700, 48), (0.7, 0.5, math.inf, math.nan), False),
+    ((0, 8), (0.7, 0.5, 1.0, math.nan), True),
+    ((2, 0, 8), (0.7, 0.5, 1.0, 2.0), False),
+    ((9,), (0.7, 0.5, 1.0, math.nan), True),
+]
+
+
+@pytest.mark.parametrize(("shape", "values", "learns_p"), CASES)
+@pytest.mark.parametrize("two", [True, False])
+def test_c_and_python_kernels_agree_to_the_bit(
+    shape: tuple[int, ...],
+    values: tuple[float, float, float, float],
+    learns_p: bool,
+    two: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    h, f, g, g2 = (torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(4))
+    g2 = g2 if two else torch.empty(0)
+    ours = both_ways(h, f, g, g2, *scalars(*values), learns_p=learns_p)
+    request.getfixturevalue("in_python")
+    theirs = both_ways(h, f, g, g2, *scalars(*values), learns_p=learns_p)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0 if a.dim() > 1 else 1e-6, atol=0)
+
+
+def test_rows_that_are_not_contiguous_float32_are_copied() -> None:
+    values = scalars(0.7, 0.5, 1.0, math.nan)
+    h, f = torch.randn(6, 10).t(), torch.randn(1, 6).expand(10, 6)
+    g, g2 = torch.ones(1).expand(10, 6), torch.randn(10, 6, dtype=torch.float64)
+    before = [t.clone() for t in (h, f, g, g2)]
+    ours = both_ways(h, f, g, g2, *values, learns_p=False)
+    plain = both_ways(*(t.float().contiguous() for t in (h, f, g, g2)), *values, learns_p=False)
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip((h, f, g, g2), before, strict=True))
+
+
+def test_scalars_may_be_float64() -> None:
+    h, f = torch.randn(4, 10), torch.randn(4, 10)
+    single, double = scalars(0.75, 0.5, 1.5, 2.0), [v.double() for v in scalars(0.75, 0.5, 1.5, 2.0)]
+    assert torch.equal(rows.rotate_rows(h, f, *single)[0], rows.rotate_rows(h, f, *double)[0])
+
+
+def test_opcheck() -> None:
+    h, f, g = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 8)
+    values = scalars(0.7, 0.5, 1.3, 2.0)
+    torch.library.opcheck(rows.rotate_rows, (h, f, *values))
+    _, kept = rows.rotate_rows(h, f, *values)
+    for g2 in (torch.randn(3, 8), torch.empty(0)):
+        torch.library.opcheck(rows.rotate_rows_backward, (g, g2, h, f, kept, *values, True))
+
+
+def test_no_memory_is_an_error_and_not_a_crash() -> None:
+    h = torch.ones(1).expand(1 << 44, 16)
+    alpha = torch.ones(1, requires_grad=True)
+    with pytest.raises((MemoryError, RuntimeError), match="memory"):
+        spheret.retract(h, h, alpha=alpha)
+
+
+def test_nothing_leaks() -> None:
+    """The C kernels own the tensors that they are given, and give them back."""
+    code = (
+        "import resource, torch, spheret\n"
+        "h, f, a = (torch.randn(s, requires_grad=True) for s in ((512, 512), (512, 512), (1,)))\n"
+        "def step():\n"
+        "    out, read = spheret.kernels.retract_for_two(h, f.t(), alpha=a)\n"
+        "    torch.autograd.grad(out.sum() + (read * read).sum(), (h, f, a))\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for _ in range(20): step()\n"
+        "before = peak()\n"
+        "for _ in range(200): step()\n"
+        "assert peak() - before < 20_000, peak() - before\n"  # KiB; one tensor kept in each step would be 200,000
+    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def test_first_calls_from_several_threads() -> None:
+    """The C kernels are put in place at the first call, whoever makes it."""
+    code = (
+        "import torch, spheret\nfrom concurrent.futures import ThreadPoolExecutor\nfrom threading import Barrier\n"
+        "h, f, a, gate = torch.randn(64, 32), torch.randn(64, 32), torch.ones(1), Barrier(8)\n"
+        "def call(_):\n    gate.wait()\n    return spheret.retract(h, f, alpha=a)\n"
+        "with ThreadPoolExecutor(8) as pool: results = list(pool.map(call, range(8)))\n"
+        "assert all(torch.equal(r, results[0]) for r in results)\n"
+        "assert torch.equal(spheret.retract(h, f, alpha=a), results[0])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+
+
+def test_decay_is_a_factor_on_the_step() -> None:
+    h, f, g = (torch.randn(5, 12) for _ in range(3))
+    f.requires_grad_()
+    decay = torch.tensor([0.5])
+    for alpha in (torch.tensor([0.8], requires_grad=True), torch.full((5, 1), 0.8, requires_grad=True)):
+        one = spheret.retract(h, f, alpha=alpha, decay=decay, p=1.5)
+        two = spheret.retract(h, f, alpha=alpha * decay, p=1.5)
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(torch.autograd.grad(one, (f, alpha), g), torch.autograd.grad(two, (f, alpha), g))
+
+
+def test_a_decay_that_learns_has_its_gradient() -> None:
+    h, f = torch.randn(5, 12), torch.randn(5, 12)
+    alpha, decay = torch.tensor([0.8]), torch.tensor([0.5], requires_grad=True)
+    (grad,) = torch.autograd.grad(spheret.retract(h, f, alpha=alpha, decay=decay).square()[:, 0].sum(), decay)
+    product = torch.tensor([0.4], requires_grad=True)
+    (step,) = torch.autograd.grad(spheret.retract(h, f, alpha=product).square()[:, 0].sum(), product)
+    torch.testing.assert_close(grad, step * alpha)
+
+
+def test_compiled_code_calls_the_operator() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    connection = spheret.build_connection("proj", dim=8, layer=2, n_layers=4)
+    h, f = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+    compiled = torch.compile(connection, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    out = compiled(h, f)
+    out.sum().backward()
+    called = {node.target for graph in graphs for node in graph.graph.nodes}
+    assert {rows.rotate_rows, rows.rotate_rows_backward} <= called
+    torch.testing.assert_close(out, connection(h, f))
