@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from spheret.connections import CaySpheretNorm, GeoNorm, ProjSpheretNorm, SpheretNorm
-from spheret.connections.scalars import LOG_P_RANGE, LearnedExponent, StepSize
+from spheret.connections.scalars import LearnedExponent, StepSize
+from spheret.geometry import LOG_P_RANGE
 from spheret.kernels import retract
 from spheret.models import GPT, GPTConfig
 from spheret.training.optimizer import build_adamw, set_learning_rate

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spheret.connections.base import ParameterRole
-
-LOG_P_RANGE = (-3.0, 5.0)  # p from 0.05 to 148: beyond, neighbours in p are the same map to float32
+from spheret.geometry import LOG_P_RANGE, LogExponent
 
 
 def check_start(p: float) -> None:
@@ -117,8 +116,9 @@ class LearnedExponent(Float32Module):
         back would be as long."""
         self.log_p.clamp_(*LOG_P_RANGE)
 
+    def log(self) -> LogExponent:
+        """The exponent as the retraction takes it at least cost."""
+        return LogExponent(self.log_p)
+
     def forward(self) -> Tensor:
-        # The bound acts on the value alone: a clamped gradient would hold an exponent at its bound for ever.
-        log_p = self.log_p
-        value = log_p.detach()
-        return (log_p + (value.clamp(*LOG_P_RANGE) - value)).exp()
+        return self.log().value()

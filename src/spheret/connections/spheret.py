@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
 from spheret.connections.stream import SphereStream
-from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
+from spheret.geometry import LogExponent, compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import retract, retract_for_two, scale_norm
 
 Decay = Literal["inv-sqrt", "inv", "none"]
@@ -66,7 +66,7 @@ class SpheretNorm(Connection):
         project: take the tangent part of the update; False adds the update as it is and projects the sum back onto
             the sphere.
         update_norm: ``rms`` divides the update by its root mean square first, ``none`` leaves it.
-        exponent: a module that returns p, to share one learned exponent between connections.
+        exponent: one learned exponent that connections share.
         radius: a module that returns the radius to re-project onto; None keeps the norm of ``h``.
     """
 
@@ -81,7 +81,7 @@ class SpheretNorm(Connection):
         alpha_form: str = "raw",
         project: bool = True,
         update_norm: str = "none",
-        exponent: nn.Module | None = None,
+        exponent: LearnedExponent | None = None,
         radius: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -106,8 +106,12 @@ class SpheretNorm(Connection):
 
     def current_p(self) -> float | Tensor:
         """The exponent in use, a float or a tensor of shape (1,)."""
-        module = self.exponent if self.exponent is not None else self._shared[0]
-        return self.p if module is None else module()
+        p = self._exponent()
+        return p.value() if isinstance(p, LogExponent) else p
+
+    def _exponent(self) -> float | LogExponent:
+        module = self._shared[0] or self.exponent
+        return self.p if module is None else module.log()
 
     def current_radius(self) -> Tensor | None:
         """The radius to re-project onto, of shape (1,), or None where the norm of ``h`` is kept."""
@@ -120,10 +124,10 @@ class SpheretNorm(Connection):
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        f, p, radius = self.update(f), self.current_p(), self.current_radius()
+        f, radius = self.update(f), self.current_radius()
         if not self.project:
-            return add_and_project(h, f, alpha=self.step(), p=p, radius=radius)
-        return retract(h, f, alpha=self.step.alpha(), decay=self.step.scale, p=p, radius=radius)
+            return add_and_project(h, f, alpha=self.step(), p=self.current_p(), radius=radius)
+        return retract(h, f, alpha=self.step.alpha(), decay=self.step.scale, p=self._exponent(), radius=radius)
 
     def fork(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         if not self.project:
@@ -134,7 +138,7 @@ class SpheretNorm(Connection):
             self.update(f),
             alpha=step.alpha(),
             decay=step.scale,
-            p=self.current_p(),
+            p=self._exponent(),
             radius=self.current_radius(),
             read_dtype=sublayer_dtype(h),
         )

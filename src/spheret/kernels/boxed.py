@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from pathlib import Path
 
 import numba
 import numpy as np
 from numba import carray, cfunc
 
+from spheret.geometry import LOG_P_RANGE
 from spheret.kernels import entries, stable_abi
 from spheret.kernels.cpu import PARALLEL_FROM
 from spheret.kernels.entries import ARRAYS, BLOCK, CACHED, F32, F64, THREADS
@@ -42,15 +44,33 @@ def _words(address, count):
 
 
 @numba.njit(**COMMON)
-def _arguments(address, n, d, alpha, decay, p, radius, learns_p, room):
-    """What an entry wants before the addresses; returns the number of threads."""
+def _exponent(tensor, value, log_p, room):
+    if not math.isnan(value):
+        return value
+    p = number(tensor, room)
+    return math.exp(min(max(p, LOG_P_RANGE[0]), LOG_P_RANGE[1])) if log_p else p
+
+
+@numba.njit(**COMMON)
+def _arguments(address, n, d, scalars, room):
+    """What an entry wants before the addresses, of the operators' scalars; returns the number of threads."""
     a = _words(address, ARRAYS)
     a[0], a[1], a[2], a[3] = 0, 0, n, d
-    values = a[4:THREADS].view(F64)
-    values[0] = number(alpha, room) * number(decay, room)
-    values[1], values[2], values[3] = number(p, room), number(radius, room), learns_p
+    values, p_value = a[4:THREADS].view(F64), scalars[3:4].view(F64)[0]
+    values[0] = number(scalars[0], room) * number(scalars[1], room)
+    values[1] = _exponent(scalars[2], p_value, scalars[4] & 1, room)
+    values[2] = number(scalars[5], room) if scalars[6] & 1 else math.nan
+    values[3] = math.isnan(p_value)
     a[THREADS] = threads(room) if n * d >= PARALLEL_FROM else 1
     return a[THREADS]
+
+
+@numba.njit(**COMMON)
+def _free_scalars(scalars):
+    free(scalars[0])
+    free(scalars[1])
+    free(scalars[2])
+    free(scalars[5])
 
 
 @numba.njit(**COMMON)
@@ -80,20 +100,21 @@ def _forward(sources):
     @cfunc(BOXED, **CACHED)
     def rotate_rows(stack, inputs, outputs):
         _ = sources  # in the key of the cache
-        room, arguments, s = frame(3), frame(13), carray(stack, (6,))
+        room, arguments, s = frame(3), frame(13), carray(stack, (9,))  # h, f, seven scalars -> out, kept
         s[0], s[1] = plain(s[0], room), plain(s[1], room)
         out, kept = 0, 0
         if s[0] != 0 and s[1] != 0:
             _, _, d, n = shape(s[0], room)
             out, kept = _like(s[0], room), _of_size(2, n, room)
             if out != 0 and kept != 0:
-                count = _arguments(arguments, n, d, s[2], s[3], s[4], s[5], False, room)
+                count = _arguments(arguments, n, d, s[2:], room)
                 addresses = _words(arguments + 8 * ARRAYS, 4)
                 addresses[0], addresses[1] = data_ptr(s[0], room), data_ptr(s[1], room)
                 addresses[2], addresses[3] = data_ptr(out, room), data_ptr(kept, room)
                 _run_forward(count, arguments)
-        for k in range(6):
-            free(s[k])
+        free(s[0])
+        free(s[1])
+        _free_scalars(s[2:])
         s[0], s[1] = returned(out, room), returned(kept, room)
 
     return rotate_rows
@@ -103,32 +124,33 @@ def _backward(sources):
     @cfunc(BOXED, **CACHED)
     def rotate_rows_backward(stack, inputs, outputs):
         _ = sources
-        # g, g2, h, f, kept, alpha, decay, p, radius, learns_p -> dh, df, gradients of alpha, p and radius
-        room, arguments, total, s = frame(3), frame(18), frame(2), carray(stack, (10,))
+        # g, g2, h, f, kept, seven scalars -> dh, df, gradients of alpha, p and radius
+        room, arguments, sums_at, s = frame(3), frame(18), frame(2), carray(stack, (12,))
         for k in range(4):
             s[k] = plain(s[k], room)
-        dh, df = 0, 0
+        dh, df, total = 0, 0, carray(pointer(sums_at), (3,), F32)
+        total[:] = 0
+        ds, dp, dr = 0, 0, 0
         if s[0] != 0 and s[1] != 0 and s[2] != 0 and s[3] != 0:
             _, _, d, n = shape(s[2], room)
             dh, df = _like(s[2], room), _like(s[2], room)
             if dh != 0 and df != 0:
-                learns_p = (s[9] & 1) != 0
-                count = _arguments(arguments, n, d, s[5], s[6], s[7], s[8], learns_p, room)
+                count = _arguments(arguments, n, d, s[5:], room)
                 _, _, d2, n2 = shape(s[1], room)
                 sums, addresses = np.empty((n + BLOCK - 1) // BLOCK * 3 + 1), _words(arguments + 8 * ARRAYS, 9)
                 addresses[0], addresses[1] = data_ptr(s[0], room), data_ptr(s[1], room) if d2 * n2 else 0
                 for k in range(2, 5):
                     addresses[k] = data_ptr(s[k], room)
                 addresses[5], addresses[6] = data_ptr(dh, room), data_ptr(df, room)
-                addresses[7], addresses[8] = sums.ctypes.data, total
-                _words(total, 2)[:] = 0
+                addresses[7], addresses[8] = sums.ctypes.data, sums_at
                 _run_backward(count, arguments)
                 sums[-1] = 0  # so that the array lives as long as its address is in use
-        sums_of = carray(pointer(total), (3,), F32)
-        ds = _one(sums_of[0] * F32(number(s[6], room)), room)
-        dp, dr = _one(sums_of[1], room), _one(sums_of[2], room)
-        for k in range(9):
+                p = _words(arguments, ARRAYS)[5:6].view(F64)[0] if s[9] & 1 else 1.0
+                ds, dr = _one(total[0] * F32(number(s[6], room)), room), _one(total[2], room)
+                dp = _one(total[1] * F32(p), room)
+        for k in range(5):
             free(s[k])
+        _free_scalars(s[5:])
         s[0], s[1], s[2] = returned(dh, room), returned(df, room), returned(ds, room)
         s[3], s[4] = returned(dp, room), returned(dr, room)
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from spheret.geometry import Angle, Exponent, compute_dtype, retract_rows
+from spheret.geometry import Angle, Exponent, LogExponent, compute_dtype, retract_rows
 from spheret.kernels import cpu, gpu, operator
 from spheret.kernels.autograd import Retraction
 from spheret.kernels.custom_angle import retract_with_angle
 from spheret.kernels.fused import FusedRetraction
-from spheret.kernels.rows import RowRetraction, apply_untransformed, constant, traced_constant
+from spheret.kernels.rows import RowRetraction, apply_untransformed, exponent_arguments
 
 F32 = torch.float32
 _ONE = torch.Size((1,))
@@ -42,7 +42,7 @@ def retract(
     *,
     alpha: Tensor | float = 1.0,
     decay: Tensor | None = None,
-    p: Exponent = 1.0,
+    p: Exponent | LogExponent = 1.0,
     angle: Angle | None = None,
     radius: Tensor | float | None = None,
 ) -> Tensor:
@@ -57,8 +57,9 @@ def retract(
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
         decay: factor on ``alpha``, such as lambda_l = 1/sqrt(l); the fast path takes both and multiplies them itself.
-        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2
-            a large step can rotate past the antipode of ``h``. The values of tensors are not checked.
+        p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1), or the
+            logarithm of one that is learned. Beyond p = 2 a large step can rotate past the antipode of ``h``. The
+            values of tensors are not checked.
         angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
             ``p`` is then ignored.
         radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
@@ -82,7 +83,7 @@ def retract_for_two(
     *,
     alpha: Tensor | float = 1.0,
     decay: Tensor | None = None,
-    p: Exponent = 1.0,
+    p: Exponent | LogExponent = 1.0,
     radius: Tensor | float | None = None,
     read_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -97,7 +98,7 @@ def _retract(
     f: Tensor,
     alpha: Tensor | float,
     decay: Tensor | None,
-    p: Exponent,
+    p: Exponent | LogExponent,
     angle: Angle | None,
     radius: Tensor | float | None,
     read_dtype: torch.dtype | None,
@@ -110,17 +111,10 @@ def _retract(
         and _ordinary(h, f, alpha, decay, p, radius)
         and (not cpu.unavailable() if traced else _serves_eager(h, f))
     ):
-        node, number = (RowRetraction.apply, traced_constant) if traced else (apply_untransformed, constant)
-        result = node(
-            h,
-            f,
-            alpha,
-            number(1.0) if decay is None else decay,
-            number(p) if type(p) is float else p,
-            number(math.nan) if radius is None else radius,
-            read_dtype is not None,
-        )
+        apply = RowRetraction.apply if traced else apply_untransformed
+        result = apply(h, f, alpha, decay, *exponent_arguments(p), radius, read_dtype is not None)
         return (result, None) if read_dtype is None else result
+    p = p.value() if isinstance(p, LogExponent) else p
     _check(h, f, alpha, p, radius)
     p = p if isinstance(p, Tensor) else float(p)
     alpha = alpha if decay is None else alpha * decay
@@ -153,7 +147,7 @@ def _ordinary(h: Tensor, f: Tensor, alpha: Any, decay: Any, p: Any, radius: Any)
         and shape[-1] > 0
         and _is_scalar(alpha)
         and (decay is None or (_is_scalar(decay) and not decay.requires_grad))
-        and (p > 0 if type(p) is float else _is_scalar(p))
+        and (p > 0 if type(p) is float else _is_scalar(p.rho if type(p) is LogExponent else p))
         and (radius is None or _is_scalar(radius))
         and operator.FORCED == "auto"
     )

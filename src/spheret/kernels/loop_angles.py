@@ -86,4 +86,4 @@ def exponent_slope(u):
     """d theta / d p = arctan(u) - u/(1 + u^2), by its series where that cancels."""
     if u < 0.02:
         return u**3 * (2 / 3 - u * u * (4 / 5 - u * u * (6 / 7 - u * u * 8 / 9)))
-    return math.atan(u) - u / (1 + u * u)
+    return arctan(u) - u / (1 + u * u)

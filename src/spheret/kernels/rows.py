@@ -2,25 +2,29 @@
 
 This is the case that a training on CPUs lives in, and the operators are made for it: their kernels are C functions
 (:mod:`spheret.kernels.boxed`) wherever PyTorch has a stable C interface, and those of :mod:`spheret.kernels.cpu`, in
-Python, elsewhere. The step is ``alpha decay``; a radius of NaN keeps the norm of h.
+Python, elsewhere.
+
+The step is ``alpha decay``. The exponent is ``p_value``, or, where that is NaN, the number in the tensor ``p``, or,
+with ``log_p``, that of which it is the logarithm. The norm is that of h, or, with ``reproject``, the number in
+``radius``. A tensor that is not asked for may be any.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
+import math
 import os
 import threading
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from spheret.geometry import LogExponent
 from spheret.kernels import cpu
 from spheret.kernels.autograd import gradients_by_formula, sum_to
 
-_SCALARS = "Tensor alpha, Tensor decay, Tensor p, Tensor radius"
+_SCALARS = "Tensor alpha, Tensor decay, Tensor p, float p_value, bool log_p, Tensor radius, bool reproject"
 torch.library.define(
     "spheret::rotate_rows",
     f"(Tensor h, Tensor f, {_SCALARS}) -> (Tensor, Tensor)",
@@ -28,8 +32,7 @@ torch.library.define(
 )
 torch.library.define(
     "spheret::rotate_rows_backward",
-    f"(Tensor g, Tensor g2, Tensor h, Tensor f, Tensor kept, {_SCALARS}, bool learns_p)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"(Tensor g, Tensor g2, Tensor h, Tensor f, Tensor kept, {_SCALARS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 rotate_rows = torch.ops.spheret.rotate_rows.default
@@ -37,7 +40,7 @@ rotate_rows_backward = torch.ops.spheret.rotate_rows_backward.default
 
 
 @torch.library.register_fake("spheret::rotate_rows")
-def _(h: Tensor, f: Tensor, *scalars: Tensor) -> tuple[Tensor, Tensor]:
+def _(h: Tensor, f: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
     return h.new_empty(h.shape, dtype=torch.float32), cpu.kept_like(h, f)
 
 
@@ -48,92 +51,134 @@ def _(g: Tensor, g2: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, ...]:
 
 
 class RowRetraction(torch.autograd.Function):
-    """``apply(h, f, alpha, decay, p, radius, twice)`` -> h', or h' for each of its two readers; the scalars are tensors
-    (1,), and ``decay`` has no gradient."""
+    """``apply(h, f, alpha, decay, p, p_value, log_p, radius, twice)`` -> h', or h' for each of its two readers. The
+    scalars are float32 tensors (1,); ``decay``, ``p`` and ``radius`` may be None, and ``decay`` has no gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, f: Tensor, alpha: Tensor, decay: Tensor, p: Tensor, radius: Tensor, twice: bool
+        ctx: Any,
+        h: Tensor,
+        f: Tensor,
+        alpha: Tensor,
+        decay: Tensor | None,
+        p: Tensor | None,
+        p_value: float,
+        log_p: bool,
+        radius: Tensor | None,
+        twice: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        out, kept = rotate_rows(h, f, alpha, decay, p, radius)
+        scalars = (
+            alpha,
+            _one(alpha) if decay is None else decay,
+            alpha if p is None else p,
+            p_value,
+            log_p,
+            alpha if radius is None else radius,
+            radius is not None,
+        )
+        out, kept = rotate_rows(h, f, *scalars)
         if kept is None:
             raise MemoryError(f"no memory for the retraction of {tuple(h.shape)} float32 numbers")
-        ctx.save_for_backward(h, f, kept, alpha, decay, p, radius)
+        ctx.save_for_backward(h, f, kept, alpha, scalars[1], p, radius)
+        ctx.exponent = p_value, log_p
         ctx.set_materialize_grads(False)
         return (out, out.view_as(out)) if twice else out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g2: Tensor | None = None) -> tuple[Tensor | None, ...]:
         h, f, kept, alpha, decay, p, radius = ctx.saved_tensors
+        p_value, log_p = ctx.exponent
         if g is None:
             g, g2 = g2, None
         if g is None:
-            return (None,) * 7
-        _, _, _, _, learns_p, learns_radius, _ = ctx.needs_input_grad
+            return (None,) * 9
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # Somebody differentiates again: the loops have no second derivative, the formulas have.
             total = g if g2 is None else g + g2
-            r = radius if learns_radius or not radius.isnan() else None
-            grads = gradients_by_formula(total, h, f, alpha * decay, p, r, need_p=learns_p)
-            dh, df, da = grads.h, grads.f, sum_to(grads.step * decay, alpha)
-            dp, dr = sum_to(grads.p, p), sum_to(grads.radius, radius)
+            exponent = p_value if p is None else LogExponent(p) if log_p else p
+            dh, df, da, dp, dr = _differentiable(total, h, f, alpha, decay, exponent, radius)
         else:
-            second = nothing(g) if g2 is None else g2
-            dh, df, da, dp, dr = rotate_rows_backward(g, second, h, f, kept, alpha, decay, p, radius, learns_p)
+            dh, df, da, dp, dr = rotate_rows_backward(
+                g,
+                _nothing(g) if g2 is None else g2,
+                h,
+                f,
+                kept,
+                alpha,
+                decay,
+                alpha if p is None else p,
+                p_value,
+                log_p,
+                alpha if radius is None else radius,
+                radius is not None,
+            )
             if df is None:
                 raise MemoryError(f"no memory for the gradients of {tuple(h.shape)} float32 numbers")
-        return dh, df, da, None, dp if learns_p else None, dr if learns_radius else None, None
+        return dh, df, da, None, None if p is None else dp, None, None, None if radius is None else dr, None
+
+
+def _differentiable(
+    g: Tensor,
+    h: Tensor,
+    f: Tensor,
+    alpha: Tensor,
+    decay: Tensor,
+    p: float | Tensor | LogExponent,
+    radius: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients where somebody differentiates again: the loops have no second derivative, the formulas have."""
+    exponent = p.value() if isinstance(p, LogExponent) else p
+    grads = gradients_by_formula(g, h, f, alpha * decay, exponent, radius, need_p=isinstance(p, Tensor | LogExponent))
+    per_row: Any = grads.p
+    if isinstance(p, LogExponent):
+        per_row = per_row * exponent
+    return grads.h, grads.f, sum_to(grads.step * decay, alpha), sum_to(per_row, alpha), sum_to(grads.radius, radius)
+
+
+def exponent_arguments(p: float | Tensor | LogExponent) -> tuple[Tensor | None, float, bool]:
+    """An exponent as the node takes it."""
+    if isinstance(p, float):
+        return None, p, False
+    return (p.rho, math.nan, True) if isinstance(p, LogExponent) else (p, math.nan, False)
 
 
 # What `Function.apply` does besides is for function transforms.
 apply_untransformed = super(torch.autograd.Function, RowRetraction).apply
 
 
-@functools.lru_cache(maxsize=256)
-def constant(value: float) -> Tensor:
-    """A float64 tensor (1,) with this value, one for all who ask, for eager code."""
-    with torch.inference_mode(False), _disable_current_modes():
-        return traced_constant(value)
+_ONE, _NOTHING = torch.ones(1), torch.empty(0)
 
 
-def traced_constant(value: float) -> Tensor:
-    """The same for code that is compiled: a new one in every graph."""
-    return torch.full((1,), value, dtype=torch.float64)
+def _one(like: Tensor) -> Tensor:
+    return torch.ones_like(like) if torch.compiler.is_compiling() else _ONE
 
 
-_NOTHING = torch.empty(0)
-
-
-def nothing(like: Tensor) -> Tensor:
+def _nothing(like: Tensor) -> Tensor:
     """A tensor without numbers."""
     return like.new_empty(0) if torch.compiler.is_compiling() else _NOTHING
 
 
-def _rotate_rows(
-    h: Tensor, f: Tensor, alpha: Tensor, decay: Tensor, p: Tensor, radius: Tensor
-) -> tuple[Tensor, Tensor]:
+def _rotate_rows(h: Tensor, f: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
     kernels.use_c()
-    out, _, kept = cpu.forward(h.float(), f, alpha * decay, p, radius)
+    alpha, decay, *rest = scalars
+    out, _, kept = cpu.forward(h.float(), f, alpha * decay, *_in_use(*rest))
     return out, kept
 
 
 def _rotate_rows_backward(
-    g: Tensor,
-    g2: Tensor,
-    h: Tensor,
-    f: Tensor,
-    kept: Tensor,
-    alpha: Tensor,
-    decay: Tensor,
-    p: Tensor,
-    radius: Tensor,
-    learns_p: bool,
+    g: Tensor, g2: Tensor, h: Tensor, f: Tensor, kept: Tensor, *scalars: Any
 ) -> tuple[Tensor, ...]:
-    exponent = p if learns_p else p.item()
+    alpha, decay, *rest = scalars
+    p, radius = _in_use(*rest)
     second = g2 if g2.numel() else None
-    dh, df, sums = cpu.backward(g, second, h.float(), f.float(), kept, alpha * decay, exponent, radius)
+    dh, df, sums = cpu.backward(g, second, h.float(), f.float(), kept, alpha * decay, p, radius)
     da, dp, dr = sums.split(1)
-    return dh, df, da * decay.float(), dp.clone(), dr.clone()
+    log_p = rest[2]
+    return dh, df, da * decay.float(), dp * p.float() if log_p else dp.clone(), dr.clone()
+
+
+def _in_use(p: Tensor, p_value: float, log_p: bool, radius: Tensor, reproject: bool) -> tuple[Any, Any]:
+    exponent = p_value if not math.isnan(p_value) else LogExponent(p).value() if log_p else p
+    return exponent, radius if reproject else None
 
 
 class _Kernels:
