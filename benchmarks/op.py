@@ -1,7 +1,8 @@
 """One connection alone at many widths and numbers of rows: benchmarks/results/op/{ROWSxDIM}.json and table.md.
 
-python benchmarks/op.py            # all shapes, about eight minutes on two quiet cores
+python benchmarks/op.py            # all shapes, about five minutes on two quiet cores
 python benchmarks/op.py 4096x768   # this one, and the table again
+python benchmarks/op.py all        # 4096x768 beside every other connection: all-4096x768.json
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ SHAPES = ("64x128", "1024x128", "4096x128", "65536x128", "64x384", "4096x384", "
 SHAPES += ("16384x768", "65536x768", "64x1024", "4096x1024", "64x4096", "4096x4096")
 SPHERES = ("spheret:p=0.5", "proj", "cay", "spheret:p=3", "geonorm", "spheret:p=learn-per-layer")
 BASELINES = ("pre-ln", "pre-ln (compiled)", "pre-ln:norm=rmsnorm (compiled)")
-FULL = OpBench.schemes  # every baseline, at one shape
+ALL = "all"
 HEADER = "| rows x d | add ms | Pre-LN ms | compiled ms | spheres ms | to Pre-LN | to compiled | to add | over all p |"
 
 
 def measure(shape: str) -> None:
-    rows, dim = map(int, shape.split("x"))
-    schemes = FULL if shape == "4096x768" else BASELINES + SPHERES
+    rows, dim = (4096, 768) if shape == ALL else map(int, shape.split("x"))
+    schemes = OpBench.schemes if shape == ALL else BASELINES + SPHERES
     # Twice as many rounds as variants (add and copy besides the schemes), or a multiple of that: every variant then
     # follows every other one equally often.
     rounds = (4 if rows * dim <= 4096 * 1024 else 2) * (len(schemes) + 2)
     torch.compiler.reset()
-    write_json(RESULTS / f"{shape}.json", bench_op(OpBench(schemes=schemes, rows=rows, dim=dim, rounds=rounds)))
+    name = f"{ALL}-{rows}x{dim}" if shape == ALL else shape
+    write_json(RESULTS / f"{name}.json", bench_op(OpBench(schemes=schemes, rows=rows, dim=dim, rounds=rounds)))
 
 
 def row(path: Path) -> tuple[int, int, str]:
@@ -48,7 +50,7 @@ def row(path: Path) -> tuple[int, int, str]:
 
 
 def table() -> str:
-    rows = sorted(row(path) for path in RESULTS.glob("*.json"))
+    rows = sorted(row(path) for path in RESULTS.glob("[0-9]*.json"))
     return "\n".join(
         [
             "Forward and backward of one connection (next stream, next branch input, two gradients back) on the CPU,",
@@ -65,7 +67,7 @@ def table() -> str:
 
 def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for shape in sys.argv[1:] or SHAPES:
+    for shape in sys.argv[1:] or (*SHAPES, ALL):
         print(f"{shape} ...", flush=True)
         measure(shape)
     (RESULTS / "table.md").write_text(table(), encoding="utf-8")

@@ -55,6 +55,7 @@ class OpBench:
         "peri-ln",
         "keel",
         "pre-dyt",
+        "ngpt",
         "spheret:p=0.5",
         "proj",
         "cay",

@@ -145,7 +145,8 @@ def exponent_arguments(p: float | Tensor | LogExponent) -> tuple[Tensor | None, 
 apply_untransformed = super(torch.autograd.Function, RowRetraction).apply
 
 
-_ONE, _NOTHING = torch.ones(1), torch.empty(0)
+with torch.inference_mode(False):  # whoever imports this, and on whatever device, a training may need them
+    _ONE, _NOTHING = torch.ones(1, device="cpu"), torch.empty(0, device="cpu")
 
 
 def _one(like: Tensor) -> Tensor:
