@@ -49,9 +49,17 @@ def in_python() -> Iterator[None]:
 
 
 def test_c_kernels_serve_this_pytorch() -> None:
-    spheret.retract(torch.randn(2, 4), torch.randn(2, 4), alpha=torch.ones(1))
+    h, f = torch.randn(2, 4), torch.randn(2, 4)
+    spheret.retract(h, f, alpha=torch.ones(1))
     recent = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
     assert (rows.kernels.in_c is not None) == (recent and sys.platform == "linux"), rows.kernels.why_not
+    assert spheret.which_backend(h, f).reason.endswith(rows.kernels.in_use())
+
+
+@pytest.mark.usefixtures("in_python")
+def test_dispatch_says_why_the_kernels_are_those_in_python() -> None:
+    h, f = torch.randn(2, 4), torch.randn(2, 4)
+    assert "kernels in Python (a test)" in spheret.which_backend(h, f).reason
 
 
 CASES = [

@@ -256,26 +256,24 @@ def test_gradients_that_nobody_wants_are_not_computed(launch: ModuleType, device
 
 
 def test_connections_in_a_row_do_not_drift(launch: ModuleType, device: str) -> None:
-    """A thousand on a GPU, where 1e-5 is allowed; the interpreter has time for 150, and their share of it."""
-    count = 1000 if device == "cuda" else 150
-    h, *updates = tensors(count + 1, 16, 64, device=device)[0]
+    count = 1000
+    h, *updates = tensors(count + 1, 64 if device == "cuda" else 4, 64, device=device)[0]
     start = h.norm(dim=-1)
     for f in updates:
         h = launch.forward(h, f, 0.3, 1.0)[0]
-    assert float((h.norm(dim=-1) / start - 1).abs().max()) < 1e-8 * count
+    assert float((h.norm(dim=-1) / start - 1).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(("radius", "limit"), [(None, 1e-2), (27.7, 5e-4)])
 def test_drift_of_a_bfloat16_stream(launch: ModuleType, device: str, radius: float | None, limit: float) -> None:
-    """Rounding the stream makes its norm walk, as the root of the number of connections, unless a radius is given.
-    Rounded here, to nearest, since the interpreter's own conversion truncates."""
-    count = 1000 if device == "cuda" else 40
-    h, *updates = tensors(count + 1, 4, 768, device=device)[0].bfloat16()
+    """Rounding the stream makes its norm walk, unless a radius is given. Rounded here, to nearest, since the
+    interpreter's own conversion truncates."""
+    count = 1000
+    h, *updates = tensors(count + 1, 64 if device == "cuda" else 1, 768, device=device)[0].bfloat16()
     start = h.float().norm(dim=-1) if radius is None else radius
     for f in updates:
         h = launch.forward(h.float(), f, 0.3, 1.0, radius)[0].bfloat16()
-    walked = limit * (count / 1000) ** 0.5 if radius is None else limit
-    assert float((h.float().norm(dim=-1) / start - 1).abs().max()) < walked
+    assert float((h.float().norm(dim=-1) / start - 1).abs().max()) < limit
 
 
 def test_small_angles_do_not_drift(launch: ModuleType, device: str) -> None:

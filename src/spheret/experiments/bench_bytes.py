@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ def moved_bytes(call: Callable[[], object], *, but: tuple[str, ...] = ()) -> int
 
 def peak_cpu_bytes(call: Callable[[], object]) -> int:
     """Most bytes that tensors of PyTorch's CPU allocator held at once during ``call``, beyond those from before it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # below, every profile writes two lines about itself to the screen
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]

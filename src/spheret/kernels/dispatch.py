@@ -20,6 +20,7 @@ from spheret.kernels.autograd import Retraction
 from spheret.kernels.custom_angle import retract_with_angle
 from spheret.kernels.fused import FusedRetraction
 from spheret.kernels.rows import RowRetraction, apply_untransformed, exponent_arguments
+from spheret.kernels.rows import kernels as row_kernels
 
 F32 = torch.float32
 _ONE = torch.Size((1,))
@@ -200,7 +201,12 @@ def which_backend(
         obstacle = "a custom angle function, which the compiler fuses"
     if forced in ("numba", "triton") and (obstacle or forced != name):
         raise RuntimeError(f"SPHERET_BACKEND={forced} cannot run here: {obstacle or f'tensors lie on {h.device.type}'}")
-    return Backend(plain, obstacle) if obstacle else Backend(name, f"rows of {h.dtype} on {h.device.type}")
+    if obstacle:
+        return Backend(plain, obstacle)
+    reason = f"rows of {h.dtype} on {h.device.type}"
+    if name == "numba" and h.dtype is f.dtype is F32 and not torch.compiler.is_compiling():
+        reason += f", {row_kernels.in_use()}"
+    return Backend(name, reason)
 
 
 def in_function_transform() -> bool:

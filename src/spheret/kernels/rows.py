@@ -216,6 +216,11 @@ class _Kernels:
             self.in_python._destroy()
             self.in_c, self.in_python = boxed.install(), None
 
+    def in_use(self) -> str:
+        """Which those are, and why if it could be otherwise."""
+        self.use_c()
+        return "kernels in C" if self.in_c is not None else f"kernels in Python ({self.why_not})"
+
     def after_fork(self) -> None:
         """The C kernels would wait for threads that a child does not have; those in Python know what to do."""
         self.lock = threading.Lock()
