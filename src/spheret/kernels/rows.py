@@ -159,6 +159,10 @@ def _nothing(like: Tensor) -> Tensor:
 
 
 def _rotate_rows(h: Tensor, f: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+    if not h.is_cpu:
+        raise NotImplementedError(
+            f"spheret::rotate_rows is for tensors on the CPU, not on {h.device}: use spheret.retract"
+        )
     kernels.use_c()
     alpha, decay, *rest = scalars
     out, _, kept = cpu.forward(h.float(), f, alpha * decay, *_in_use(*rest))
@@ -183,38 +187,32 @@ def _in_use(p: Tensor, p_value: float, log_p: bool, radius: Tensor, reproject: b
 
 
 class _Kernels:
-    """Which kernels serve the operators: those in Python until the first call, those in C from then on."""
+    """Which kernels serve the operators on the CPU: those in C, put in place by the first call, or those in Python."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.in_c: Any = None
-        self.in_python: Any = None
-        self.why_not = ""  # those in C
-        self.use_python("")
+        self.why_not = ""
+        # A kernel for CPUs goes before one for all devices: no call finds none while those in C come and go.
+        self.in_python = torch.library.Library("spheret", "IMPL")
+        self.in_python.impl("rotate_rows", _rotate_rows, "CompositeExplicitAutograd")
+        self.in_python.impl("rotate_rows_backward", _rotate_rows_backward, "CompositeExplicitAutograd")
 
     def use_python(self, why: str) -> None:
-        """Take the kernels in Python, for good if there is a reason."""
+        """Take those in Python, for good if there is a reason."""
         if self.in_c is not None:
             self.in_c.withdraw()
-        if self.in_python is None:
-            self.in_python = torch.library.Library("spheret", "IMPL")
-            self.in_python.impl("rotate_rows", _rotate_rows, "CPU")
-            self.in_python.impl("rotate_rows_backward", _rotate_rows_backward, "CPU")
         self.in_c, self.why_not = None, why
 
     def use_c(self) -> None:
-        """Take the kernels in C, unless there is a reason against them."""
+        """Take those in C, unless there is a reason against them."""
         with self.lock:
             if self.in_c is not None or self.why_not:
                 return
             try:
-                boxed = importlib.import_module("spheret.kernels.boxed")
-                boxed.compiled()
+                self.in_c = importlib.import_module("spheret.kernels.boxed").install()
             except Exception as error:  # an older PyTorch or Numba must not stop a training
                 self.why_not = f"{type(error).__name__}: {error}"
-                return
-            self.in_python._destroy()
-            self.in_c, self.in_python = boxed.install(), None
 
     def in_use(self) -> str:
         """Which those are, and why if it could be otherwise."""
