@@ -19,6 +19,12 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not N
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """The same random numbers whichever tests ran before, and wherever."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with real corpora, tokenizer files and evaluation sets, laid beside the checkout; skips where it is

@@ -67,8 +67,8 @@ def test_opcheck() -> None:
     h, f, _ = inputs(3, 8)
     step, p, radius = (torch.tensor([v], requires_grad=True) for v in (0.7, 1.3, 2.0))
     for arguments in (
-        (h, f, step, 1.0, p, 1.0, radius, math.nan, torch.bfloat16),
-        (h, f, None, 0.5, None, 2.0, None, math.nan, None),
+        (h, f, step, 1.0, p, 1.0, radius, 0.0, torch.bfloat16),
+        (h, f, None, 0.5, None, 2.0, None, 0.0, None),
     ):
         torch.library.opcheck(operator.retract_rows, arguments)
 

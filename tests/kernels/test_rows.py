@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import spheret
 from spheret.geometry import LogExponent
@@ -31,7 +33,7 @@ def scalars(alpha: float, decay: float, p: float, radius: float | None, kind: in
     idle = torch.tensor([77.0])
     exponent = idle if kind == FIXED else torch.tensor([math.log(p) if kind == LOGARITHM else p])
     r = idle if radius is None else torch.tensor([radius])
-    value = p if kind == FIXED else math.nan
+    value = min(p, 1e30) if kind == FIXED else 0.0
     return torch.tensor([alpha]), torch.tensor([decay]), exponent, value, kind == LOGARITHM, r, radius is not None
 
 
@@ -144,6 +146,96 @@ def test_opcheck() -> None:
         _, kept = rows.rotate_rows(h, f, *values)
         for g2 in (torch.randn(3, 8), torch.empty(0)):
             torch.library.opcheck(rows.rotate_rows_backward, (g, g2, h, f, kept, *values))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {0: torch.randn(40_000, 8)},
+        {1: torch.randn(2, 8)},
+        {0: torch.randn(()), 1: torch.randn(())},
+        {2: torch.empty(0)},
+        {2: torch.ones(1, dtype=torch.bfloat16)},
+        {4: torch.ones(2), 5: 0.0},
+    ],
+)
+def test_arguments_that_do_not_fit_give_nothing_and_no_crash(wrong: dict[int, Any]) -> None:
+    """Behind `spheret.retract`, which says what is wrong."""
+    arguments: list[Any] = [torch.randn(4, 8), torch.randn(4, 8), *scalars(0.7, 0.5, 1.0, None)]
+    assert rows.rotate_rows(*arguments)[0] is not None
+    for i, value in wrong.items():
+        arguments[i] = value
+    assert rows.rotate_rows(*arguments) == (None, None)
+
+
+def test_kept_numbers_may_come_back_in_another_layout() -> None:
+    """As from a hook on saved tensors."""
+    h, f, g = torch.randn(6, 8), torch.randn(6, 8), torch.randn(6, 8)
+    values = scalars(0.7, 0.5, 1.0, None)
+    _, kept = rows.rotate_rows(h, f, *values)
+    expected = rows.rotate_rows_backward(g, g, h, f, kept, *values)
+    strided = rows.rotate_rows_backward(g, g, h, f, kept.t().contiguous().t(), *values)
+    assert all(torch.equal(a, b) for a, b in zip(expected, strided, strict=True))
+
+
+@pytest.mark.parametrize("p", [torch.tensor([math.nan]), LogExponent(torch.tensor([math.nan]))])
+def test_an_exponent_that_is_no_number_is_seen_in_the_result(p: Tensor | LogExponent) -> None:
+    h, f = torch.randn(4, 8), torch.randn(4, 8)
+    assert spheret.retract(h, f, alpha=torch.ones(1), p=p).isnan().all()
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_compiled_function_transforms(transform: str) -> None:
+    h, f, alpha = torch.randn(4, 8), torch.randn(4, 8), torch.ones(1)
+
+    def loss(h: Tensor) -> Tensor:
+        return (spheret.retract(h, f[: h.shape[0]] if h.dim() > 1 else f[0], alpha=alpha) * torch.arange(8.0)).sum()
+
+    transforms: dict[str, Callable[[Tensor], Any]] = {
+        "grad": torch.func.grad(loss),
+        "jvp": lambda h: torch.func.jvp(loss, (h,), (f,))[1],
+        "vmap": torch.func.vmap(torch.func.grad(loss)),
+    }
+    torch._dynamo.reset()
+    eager = transforms[transform](h)
+    torch.testing.assert_close(torch.compile(transforms[transform])(h), eager, rtol=1e-4, atol=1e-5)
+    assert eager.abs().max() > 0.1
+
+
+def test_a_checkpoint_may_be_recomputed_under_a_mode_that_was_not_there() -> None:
+    connection = spheret.build_connection("spheret:p=learn-per-layer", dim=8, layer=2, n_layers=4)
+    h, f = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
+    with FlopCounterMode(display=False):
+        out = checkpoint(connection, h, f, use_reentrant=False)
+    (grad,) = torch.autograd.grad(out[:, 0].sum(), h)
+    (expected,) = torch.autograd.grad(connection(h, f)[:, 0].sum(), h)
+    torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("before", ["", "torch.set_default_dtype(torch.bfloat16)", "torch.set_default_device('meta')"])
+def test_defaults_at_import_do_not_matter(before: str) -> None:
+    code = (
+        f"import torch\n{before}\nimport spheret\n"
+        "make = dict(dtype=torch.float32, device='cpu')\n"
+        "h, f, a = torch.randn(4, 8, **make), torch.randn(4, 8, **make), torch.ones(1, **make)\n"
+        "results = [spheret.retract(h, f, alpha=a) for _ in range(3)]\n"
+        "exact = spheret.retract(h.double(), f.double(), alpha=a.double())\n"
+        "assert all(float((r - exact).abs().max()) < 1e-5 for r in results)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+
+
+def test_a_child_of_a_fork_before_the_first_call() -> None:
+    code = (
+        "import os, torch, spheret\ntorch.set_num_threads(2); torch.randn(1000000).exp()\n"
+        "h, f, a = torch.randn(160, 128), torch.randn(160, 128), torch.ones(1)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    [spheret.retract(h, f, alpha=a) for _ in range(3)]\n    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0"
+    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
 
 
 def test_no_memory_is_an_error_and_not_a_crash() -> None:

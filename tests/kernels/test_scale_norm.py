@@ -29,6 +29,14 @@ def test_values_of_ordinary_extreme_and_empty_rows() -> None:
     torch.testing.assert_close(x.grad[3], torch.full((2,), 10 / math.sqrt(2)))
 
 
+def test_rows_that_are_hardly_numbers_stay_finite() -> None:
+    x = torch.tensor([[5e-38, -1e-38], [1e-39, 0.0], [1e-45, 0.0], [3e38, 3e38]], requires_grad=True)
+    out = scale_norm(x, torch.tensor([27.7], requires_grad=True))
+    out.sum().backward()
+    assert out.isfinite().all() and not x.grad.isnan().any()
+    torch.testing.assert_close(out[3], torch.full((2,), 27.7 / math.sqrt(2)))
+
+
 def test_a_vanished_radius_has_finite_gradients() -> None:
     x, radius = torch.randn(3, 5, requires_grad=True), torch.zeros(1, requires_grad=True)
     scale_norm(x, radius).sum().backward()

@@ -26,6 +26,7 @@ from spheret.kernels.stable_abi import (
     empty,
     frame,
     free,
+    is_scalar,
     number,
     parallel,
     plain,
@@ -45,10 +46,12 @@ def _words(address, count):
 
 @numba.njit(**COMMON)
 def _exponent(tensor, value, log_p, room):
-    if not math.isnan(value):
+    if value != 0:
         return value
     p = number(tensor, room)
-    return math.exp(min(max(p, LOG_P_RANGE[0]), LOG_P_RANGE[1])) if log_p else p
+    if not log_p or math.isnan(p):
+        return p
+    return math.exp(min(max(p, LOG_P_RANGE[0]), LOG_P_RANGE[1]))
 
 
 @numba.njit(**COMMON)
@@ -60,9 +63,29 @@ def _arguments(address, n, d, scalars, room):
     values[0] = number(scalars[0], room) * number(scalars[1], room)
     values[1] = _exponent(scalars[2], p_value, scalars[4] & 1, room)
     values[2] = number(scalars[5], room) if scalars[6] & 1 else math.nan
-    values[3] = math.isnan(p_value)
+    values[3] = p_value == 0
     a[THREADS] = threads(room) if n * d >= PARALLEL_FROM else 1
     return a[THREADS]
+
+
+@numba.njit(**COMMON)
+def _size(tensor, room):
+    """Numbers in a tensor; -1 for a handle of 0."""
+    if tensor == 0:
+        return -1
+    _, _, d, n = shape(tensor, room)
+    return d * n
+
+
+@numba.njit(**COMMON)
+def _fit(h, other, room):
+    """Whether a tensor has as many numbers as the rows of h, which has at least one dimension."""
+    return h != 0 and shape(h, room)[0] > 0 and _size(other, room) == _size(h, room)
+
+
+@numba.njit(**COMMON)
+def _are_scalars(s, room):
+    return is_scalar(s[0], room) and is_scalar(s[1], room) and is_scalar(s[2], room) and is_scalar(s[5], room)
 
 
 @numba.njit(**COMMON)
@@ -103,7 +126,7 @@ def _forward(sources):
         room, arguments, s = frame(3), frame(13), carray(stack, (9,))  # h, f, seven scalars -> out, kept
         s[0], s[1] = plain(s[0], room), plain(s[1], room)
         out, kept = 0, 0
-        if s[0] != 0 and s[1] != 0:
+        if s[0] != 0 and _fit(s[0], s[1], room) and _are_scalars(s[2:], room):
             _, _, d, n = shape(s[0], room)
             out, kept = _like(s[0], room), _of_size(2, n, room)
             if out != 0 and kept != 0:
@@ -126,19 +149,19 @@ def _backward(sources):
         _ = sources
         # g, g2, h, f, kept, seven scalars -> dh, df, gradients of alpha, p and radius
         room, arguments, sums_at, s = frame(3), frame(18), frame(2), carray(stack, (12,))
-        for k in range(4):
+        for k in range(5):
             s[k] = plain(s[k], room)
         dh, df, total = 0, 0, carray(pointer(sums_at), (3,), F32)
         total[:] = 0
         ds, dp, dr = 0, 0, 0
-        if s[0] != 0 and s[1] != 0 and s[2] != 0 and s[3] != 0:
-            _, _, d, n = shape(s[2], room)
+        _, _, d, n = shape(s[2], room)
+        fits = _fit(s[2], s[0], room) and (_fit(s[2], s[1], room) or _size(s[1], room) == 0) and _fit(s[2], s[3], room)
+        if fits and _size(s[4], room) == 2 * n and _are_scalars(s[5:], room):
             dh, df = _like(s[2], room), _like(s[2], room)
             if dh != 0 and df != 0:
                 count = _arguments(arguments, n, d, s[5:], room)
-                _, _, d2, n2 = shape(s[1], room)
                 sums, addresses = np.empty((n + BLOCK - 1) // BLOCK * 3 + 1), _words(arguments + 8 * ARRAYS, 9)
-                addresses[0], addresses[1] = data_ptr(s[0], room), data_ptr(s[1], room) if d2 * n2 else 0
+                addresses[0], addresses[1] = data_ptr(s[0], room), data_ptr(s[1], room) if _size(s[1], room) else 0
                 for k in range(2, 5):
                     addresses[k] = data_ptr(s[k], room)
                 addresses[5], addresses[6] = data_ptr(dh, room), data_ptr(df, room)

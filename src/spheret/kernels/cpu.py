@@ -17,6 +17,7 @@ from torch import Tensor
 from spheret.kernels import team
 
 PARALLEL_FROM = 1 << 14  # elements: below, waking a second thread costs more than it saves
+AS_INFINITE = 1e30  # an exponent from which on p is infinite, to the last bit
 F32 = torch.float32
 Scalar = Tensor | float | None
 
@@ -69,7 +70,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``h`` and ``f`` in their dtypes for the sum of ``g`` and ``g2``; those of step, p and radius, (3,)
     float32, that of p if it is a tensor."""
-    x, y, g = _plain(h), _plain(f), _plain(g)
+    x, y, g, kept = _plain(h), _plain(f), _plain(g), _plain(kept)
     g2 = None if g2 is None else _plain(g2)
     dh, df, total, sums = torch.empty_like(x), torch.empty_like(x), torch.zeros(3, dtype=F32), _sums(x)
     addresses = g.data_ptr(), 0 if g2 is None else g2.data_ptr(), x.data_ptr(), y.data_ptr(), kept.data_ptr()

@@ -25,7 +25,6 @@ from spheret.kernels.rows import kernels as row_kernels
 F32 = torch.float32
 _ONE = torch.Size((1,))
 _peek_transforms = torch._C._functorch.peek_interpreter_stack
-_count_modes = torch._C._len_torch_dispatch_stack
 
 
 class Backend(NamedTuple):
@@ -110,6 +109,7 @@ def _retract(
         angle is None
         and (read_dtype is None or read_dtype is h.dtype)
         and _ordinary(h, f, alpha, decay, p, radius)
+        and not in_function_transform()
         and (not cpu.unavailable() if traced else _serves_eager(h, f))
     ):
         apply = RowRetraction.apply if traced else apply_untransformed
@@ -159,15 +159,8 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _serves_eager(h: Tensor, f: Tensor) -> bool:
-    """Whether the loops are here and nobody else looks on: no function transform, and no mode such as that of selective
-    checkpointing."""
-    return (
-        _peek_transforms() is None
-        and _count_modes() == 0
-        and not is_functorch_wrapped_tensor(h)
-        and not is_functorch_wrapped_tensor(f)
-        and not cpu.import_error()
-    )
+    """Whether the loops are here, and these are no tensors of a function transform that is over."""
+    return not is_functorch_wrapped_tensor(h) and not is_functorch_wrapped_tensor(f) and not cpu.import_error()
 
 
 def which_backend(
@@ -211,7 +204,12 @@ def which_backend(
 
 def in_function_transform() -> bool:
     """Whether ``torch.func`` looks on: ``vmap`` and ``jvp`` want operations that they know."""
-    return not torch.compiler.is_compiling() and _peek_transforms() is not None
+    return _peek_transforms() is not None
+
+
+# The compiler enters the transforms that it traces, and has to be told to look instead of tracing this. It is what
+# `torch.compiler.assume_constant_result` does besides importing the whole compiler.
+in_function_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _obstacle(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:

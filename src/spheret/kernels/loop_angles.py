@@ -61,7 +61,7 @@ def angles(rows, step, p, count):
         hh = rows[0, i]
         beta = abs(step) * math.sqrt(rows[2, i] / (hh if hh > 0 else 1.0))
         u = beta / p
-        theta = p * arctan(u) if u > 1e-9 else beta
+        theta = beta if u <= 1e-9 else p * arctan(u)  # a u that is NaN stays NaN
         cos, sin = cos_sin(theta)
         rows[3, i] = cos
         rows[4, i] = sin / beta if beta > 1e-18 else 1.0

@@ -1,8 +1,8 @@
 """The compiled loops and kernels as operators of ``torch.library``: ``torch.compile`` (which does not open them),
 export and selective checkpointing see one node each way.
 
-A scalar comes as a one-element tensor where it has a gradient and as a float where it has none; a radius of NaN keeps
-the norm of h. Dtypes may differ; statistics are float32 or better, and results have the dtype of the tensor that they
+A scalar comes as a one-element tensor where it has a gradient and as a float where it has none; a radius of 0 keeps the
+norm of h. Dtypes may differ; statistics are float32 or better, and results have the dtype of the tensor that they
 belong to, under autocast too.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spheret.geometry import compute_dtype
 from spheret.kernels import cpu, gpu
-from spheret.kernels.cpu import Scalar
+from spheret.kernels.cpu import AS_INFINITE, Scalar
 
 BACKENDS = ("auto", "numba", "triton", "autograd")
 FORCED = os.environ.get("SPHERET_BACKEND", "auto")
@@ -59,7 +59,7 @@ def _retract_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``h``, ``f`` (..., d) -> the retraction (..., d) in the dtype of ``h``; the same in ``read_dtype``, or an empty
     tensor; and what the backward wants back of each row."""
-    scalars = _scalar(step, step_value), _scalar(p, p_value), _scalar(radius, radius_value)
+    scalars = _scalar(step, step_value), _scalar(p, p_value), _scalar(radius, radius_value or None)
     out, read, kept = kernels(h).forward(h, f, *scalars, read_dtype)
     return out, h.new_empty(0) if read is None else read, kept
 
@@ -80,7 +80,7 @@ def _retract_rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of h and f for the sum of ``g`` and ``g2``, and those of step, p and radius over all rows, (3,) in the
     compute dtype."""
-    scalars = _scalar(step, step_value), _scalar(p, p_value), _scalar(radius, radius_value)
+    scalars = _scalar(step, step_value), _scalar(p, p_value), _scalar(radius, radius_value or None)
     return kernels(h).backward(g, g2, h, f, kept, *scalars)
 
 
@@ -95,19 +95,20 @@ def _(g: Tensor, g2: Tensor | None, h: Tensor, f: Tensor, *_: Any) -> tuple[Tens
     return h.new_empty(h.shape), f.new_empty(f.shape), h.new_empty((3,), dtype=compute_dtype(h, f))
 
 
-def _scalar(tensor: Tensor | None, value: float) -> Scalar:
+def _scalar(tensor: Tensor | None, value: float | None) -> Scalar:
     if tensor is not None:
         return tensor
-    return None if math.isnan(value) else value
+    return value if value is None or value < AS_INFINITE else math.inf
 
 
 def split(value: Scalar, default: float) -> tuple[Tensor | None, float]:
     """A scalar as the operators take it: tensor and float, one of them idle."""
     if isinstance(value, Tensor):
         return value, default
-    return None, default if value is None else float(value)
+    # Packages of compiled models cannot write an infinity down.
+    return None, default if value is None else min(float(value), AS_INFINITE)
 
 
 def split_all(step: Scalar, p: Scalar, radius: Scalar) -> tuple[Any, ...]:
     """Step, p and radius as the operators take them."""
-    return (*split(step, 1.0), *split(p, 1.0), *split(radius, math.nan))
+    return (*split(step, 1.0), *split(p, 1.0), *split(radius, 0.0))

@@ -4,25 +4,26 @@ This is the case that a training on CPUs lives in, and the operators are made fo
 (:mod:`spheret.kernels.boxed`) wherever PyTorch has a stable C interface, and those of :mod:`spheret.kernels.cpu`, in
 Python, elsewhere.
 
-The step is ``alpha decay``. The exponent is ``p_value``, or, where that is NaN, the number in the tensor ``p``, or,
-with ``log_p``, that of which it is the logarithm. The norm is that of h, or, with ``reproject``, the number in
-``radius``. A tensor that is not asked for may be any.
+The step is ``alpha decay``. The exponent is ``p_value``, or, where that is 0, the number in the tensor ``p``, or, with
+``log_p``, that of which it is the logarithm. The norm is that of h, or, with ``reproject``, the number in ``radius``. A
+scalar that is not asked for may be any. (No NaN and no infinity: packages of compiled models cannot write them down.)
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import threading
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from spheret.geometry import LogExponent
 from spheret.kernels import cpu
 from spheret.kernels.autograd import gradients_by_formula, sum_to
+from spheret.kernels.cpu import AS_INFINITE
 
 _SCALARS = "Tensor alpha, Tensor decay, Tensor p, float p_value, bool log_p, Tensor radius, bool reproject"
 torch.library.define(
@@ -137,16 +138,16 @@ def _differentiable(
 def exponent_arguments(p: float | Tensor | LogExponent) -> tuple[Tensor | None, float, bool]:
     """An exponent as the node takes it."""
     if isinstance(p, float):
-        return None, p, False
-    return (p.rho, math.nan, True) if isinstance(p, LogExponent) else (p, math.nan, False)
+        return None, min(p, AS_INFINITE), False
+    return (p.rho, 0.0, True) if isinstance(p, LogExponent) else (p, 0.0, False)
 
 
 # What `Function.apply` does besides is for function transforms.
 apply_untransformed = super(torch.autograd.Function, RowRetraction).apply
 
 
-with torch.inference_mode(False):  # whoever imports this, and on whatever device, a training may need them
-    _ONE, _NOTHING = torch.ones(1, device="cpu"), torch.empty(0, device="cpu")
+with torch.inference_mode(False), _disable_current_modes():  # whoever imports this, a training may need them
+    _ONE, _NOTHING = (torch.ones(n, device="cpu", dtype=torch.float32) for n in (1, 0))
 
 
 def _one(like: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ def _rotate_rows_backward(
 
 
 def _in_use(p: Tensor, p_value: float, log_p: bool, radius: Tensor, reproject: bool) -> tuple[Any, Any]:
-    exponent = p_value if not math.isnan(p_value) else LogExponent(p).value() if log_p else p
+    exponent = p_value if p_value else LogExponent(p).value() if log_p else p
     return exponent, radius if reproject else None
 
 
@@ -222,8 +223,7 @@ class _Kernels:
     def after_fork(self) -> None:
         """The C kernels would wait for threads that a child does not have; those in Python know what to do."""
         self.lock = threading.Lock()
-        if self.in_c is not None:
-            self.use_python("in the child of a fork PyTorch's threads are missing")
+        self.use_python("in the child of a fork PyTorch's threads are missing")
 
 
 kernels = _Kernels()

@@ -47,7 +47,7 @@ class _ScaleNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, radius: Tensor | None) -> tuple[Tensor, Tensor]:
         n = _wide_length(x)
-        y = x * ((1 if radius is None else radius) / n).to(x.dtype)
+        y = x * _narrow((1 if radius is None else radius) / n, x.dtype)
         ctx.save_for_backward(y, n, radius)
         ctx.set_materialize_grads(False)
         return y, n
@@ -62,9 +62,15 @@ class _ScaleNorm(torch.autograd.Function):
             return dx, None
         along = (g * y).sum(-1, keepdim=True) * inverse
         factor = r / n
-        tangent = torch.addcmul(g * factor.to(g.dtype), y, (-factor * along * inverse).to(y.dtype))
+        tangent = torch.addcmul(g * _narrow(factor, g.dtype), y, _narrow(-factor * along * inverse, y.dtype))
         dr = None if radius is None else along.sum_to_size(radius.shape).to(radius.dtype)
         return tangent if dx is None else tangent + dx, dr
+
+
+def _narrow(factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype of the rows; that of a row which is hardly a number, below 1e-37, stays finite."""
+    largest = torch.finfo(dtype).max
+    return factor.clamp(-largest, largest).to(dtype)
 
 
 def _wide_length(x: Tensor) -> Tensor:

@@ -120,10 +120,21 @@ def number(tensor, room):
 
 
 @numba.njit(**COMMON)
+def is_scalar(tensor, room):
+    """Whether :func:`number` can read it."""
+    _dtype(tensor, room)
+    kind = carray(pointer(room), (1,), np.int32)[0]
+    _, _, d, n = shape(tensor, room)
+    return kind in (FLOAT32, FLOAT64) and d * n == 1
+
+
+@numba.njit(**COMMON)
 def shape(tensor, room):
     """Dimensions, the address of their sizes, which the tensor owns, the last size, and the product of the others."""
     _dim(tensor, room)
     count = _word(room)
+    if count == 0:
+        return 0, 0, 1, 1
     _sizes(tensor, room)
     address, rows = _word(room), 1
     sizes = carray(pointer(address), (count,), np.int64)
