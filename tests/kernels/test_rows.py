@@ -317,3 +317,14 @@ def test_compiled_code_calls_the_operator() -> None:
     called = {node.target for graph in graphs for node in graph.graph.nodes}
     assert {rows.rotate_rows, rows.rotate_rows_backward} <= called
     torch.testing.assert_close(out, connection(h, f))
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "proj", "spheret:p=learn-per-layer"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_graphs_hold_finite_numbers_alone(scheme: str, strict: bool) -> None:
+    """Packages of compiled models are JSON inside, which has no NaN and no infinity."""
+    connection = spheret.build_connection(scheme, dim=8, layer=2, n_layers=4)
+    program = torch.export.export(connection, (torch.randn(3, 8), torch.randn(3, 8)), strict=strict)
+    nodes = [node for node in program.graph.nodes if "spheret" in str(node.target)]
+    numbers = [a for node in nodes for a in (*node.args, *node.kwargs.values()) if isinstance(a, float)]
+    assert nodes and numbers and all(math.isfinite(number) for number in numbers)
