@@ -325,6 +325,7 @@ def test_exported_graphs_hold_finite_numbers_alone(scheme: str, strict: bool) ->
     """Packages of compiled models are JSON inside, which has no NaN and no infinity."""
     connection = spheret.build_connection(scheme, dim=8, layer=2, n_layers=4)
     program = torch.export.export(connection, (torch.randn(3, 8), torch.randn(3, 8)), strict=strict)
-    nodes = [node for node in program.graph.nodes if "spheret" in str(node.target)]
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if "spheret" in str(node.target)]
     numbers = [a for node in nodes for a in (*node.args, *node.kwargs.values()) if isinstance(a, float)]
     assert nodes and numbers and all(math.isfinite(number) for number in numbers)
