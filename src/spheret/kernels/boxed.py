@@ -103,17 +103,16 @@ def _like(tensor, room):
 
 
 @numba.njit(**COMMON)
-def _of_size(rows, columns, room):
-    """An empty tensor (rows, columns), or (columns,) for 0 rows; ``room`` has three words here."""
-    sizes = _words(room + 8, 2)
-    sizes[0], sizes[1] = rows, columns
-    return empty(2, room + 8, room) if rows else empty(1, room + 16, room)
+def _of_size(count, room):
+    """An empty tensor (count,); ``room`` has two words here."""
+    _words(room + 8, 1)[0] = count
+    return empty(1, room + 8, room)
 
 
 @numba.njit(**COMMON)
 def _one(value, room):
     """A tensor (1,) with this number."""
-    tensor = _of_size(0, 1, room)
+    tensor = _of_size(1, room)
     if tensor != 0:
         carray(pointer(data_ptr(tensor, room)), (1,), F32)[0] = value
     return tensor
@@ -123,12 +122,12 @@ def _forward(sources):
     @cfunc(BOXED, **CACHED)
     def rotate_rows(stack, inputs, outputs):
         _ = sources  # in the key of the cache
-        room, arguments, s = frame(3), frame(13), carray(stack, (9,))  # h, f, seven scalars -> out, kept
+        room, arguments, s = frame(2), frame(13), carray(stack, (9,))  # h, f, seven scalars -> out, kept
         s[0], s[1] = plain(s[0], room), plain(s[1], room)
         out, kept = 0, 0
         if s[0] != 0 and _fit(s[0], s[1], room) and _are_scalars(s[2:], room):
             _, _, d, n = shape(s[0], room)
-            out, kept = _like(s[0], room), _of_size(2, n, room)
+            out, kept = _like(s[0], room), _of_size(n, room)
             if out != 0 and kept != 0:
                 count = _arguments(arguments, n, d, s[2:], room)
                 addresses = _words(arguments + 8 * ARRAYS, 4)
@@ -148,7 +147,7 @@ def _backward(sources):
     def rotate_rows_backward(stack, inputs, outputs):
         _ = sources
         # g, g2, h, f, kept, seven scalars -> dh, df, gradients of alpha, p and radius
-        room, arguments, sums_at, s = frame(3), frame(18), frame(2), carray(stack, (12,))
+        room, arguments, sums_at, s = frame(2), frame(18), frame(2), carray(stack, (12,))
         for k in range(5):
             s[k] = plain(s[k], room)
         dh, df, total = 0, 0, carray(pointer(sums_at), (3,), F32)
@@ -156,7 +155,7 @@ def _backward(sources):
         ds, dp, dr = 0, 0, 0
         _, _, d, n = shape(s[2], room)
         fits = _fit(s[2], s[0], room) and (_fit(s[2], s[1], room) or _size(s[1], room) == 0) and _fit(s[2], s[3], room)
-        if fits and _size(s[4], room) == 2 * n and _are_scalars(s[5:], room):
+        if fits and _size(s[4], room) == n and _are_scalars(s[5:], room):
             dh, df = _like(s[2], room), _like(s[2], room)
             if dh != 0 and df != 0:
                 count = _arguments(arguments, n, d, s[5:], room)

@@ -51,14 +51,14 @@ def _entries() -> ModuleType:
 
 def kept_like(h: Tensor, f: Tensor) -> Tensor:
     """An empty tensor like the third that :func:`forward` returns."""
-    return torch.empty(2, _rows(h), dtype=F32, device=h.device)
+    return torch.empty(_rows(h), dtype=F32, device=h.device)
 
 
 def forward(
     h: Tensor, f: Tensor, step: Scalar, p: Scalar, radius: Scalar, read_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The retraction (..., d) in the dtype of ``h``, the same in ``read_dtype`` unless that is None, and the radial
-    coefficient of each row in two parts, (2, rows) float32, which the backward wants back."""
+    coefficient of each row, (rows,) float32, which the backward wants back."""
     x, y = _plain(h), _plain(f)
     out, kept = torch.empty_like(x), kept_like(x, y)
     _call("forward", x, step, p, radius, x.data_ptr(), y.data_ptr(), out.data_ptr(), kept.data_ptr())
@@ -110,8 +110,7 @@ def backward_with_angle(
     x, y, g = _plain(h), _plain(f), _plain(g)
     dh, df, total, sums = torch.empty_like(x), torch.empty_like(x), torch.zeros(3, dtype=F32), _sums(x)
     turns = torch.empty(_rows(x), dtype=torch.float64)
-    first = stats[1].float()
-    kept = torch.stack((first, (stats[1] - first).float()))
+    kept = stats[1].float()
     addresses = g.data_ptr(), x.data_ptr(), y.data_ptr(), kept.data_ptr(), stats[3:].data_ptr()
     results = dh.data_ptr(), df.data_ptr(), ctypes.addressof(sums), turns.data_ptr(), total.data_ptr()
     _call("backward_with_angle", x, step, None, radius, *addresses, *results)

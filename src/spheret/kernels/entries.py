@@ -77,6 +77,11 @@ def _array(address, rows, columns, dtype):
 
 
 @numba.njit(inline="always", **COMMON)
+def _column(address, n):
+    return carray(pointer(address), (n,), F32)
+
+
+@numba.njit(inline="always", **COMMON)
 def _scalars(a):
     values = a[4:THREADS].view(F64)
     return values[0], values[1], values[2], values[3] != 0
@@ -95,7 +100,7 @@ def _forward(sources):
         _ = sources  # in the key of the cache
         a, b = _arguments(counter, 4)
         n, d, share = a[2], a[3], _share(a[2], a[THREADS])
-        h, f, out, kept = b[0], b[1], b[2], _array(b[3], 2, n, F32)
+        h, f, out, kept = b[0], b[1], b[2], _column(b[3], n)
         step, p, radius, _ = _scalars(a)
         rows, first = np.empty((6, BLOCK)), _take(counter, share)
         while first < n:
@@ -127,7 +132,7 @@ def _combine(sources):
         _ = sources
         a, b = _arguments(counter, 5)
         n, d, share = a[2], a[3], _share(a[2], a[THREADS])
-        h, f, rows, out, kept = b[0], b[1], _array(b[2], 6, n, F64), b[3], _array(b[4], 2, n, F32)
+        h, f, rows, out, kept = b[0], b[1], _array(b[2], 6, n, F64), b[3], _column(b[4], n)
         step, _, radius, _ = _scalars(a)
         first = _take(counter, share)
         while first < n:
@@ -160,8 +165,8 @@ def _backward(sources):
         _ = sources
         a, b = _arguments(counter, 9)
         n, g, g2, h, f, dh, df = a[2], b[0], b[1], b[2], b[3], b[5], b[6]
-        kept, sums = _array(b[4], 2, n, F32), _array(b[7], (n + BLOCK - 1) // BLOCK, 3, F64)
-        total = carray(pointer(b[8]), (3,), F32)
+        kept, sums = _column(b[4], n), _array(b[7], (n + BLOCK - 1) // BLOCK, 3, F64)
+        total = _column(b[8], 3)
         if g2 != 0:
             _backward_by_blocks(counter, a, g, g2, h, f, kept, None, dh, df, sums, None, total)
         else:
@@ -176,8 +181,8 @@ def _backward_with_angle(sources):
         _ = sources
         a, b = _arguments(counter, 10)
         n, g, h, f, dh, df = a[2], b[0], b[1], b[2], b[5], b[6]
-        kept, angle, turns = _array(b[3], 2, n, F32), _array(b[4], 3, n, F64), carray(pointer(b[8]), (n,), F64)
-        sums, total = _array(b[7], (n + BLOCK - 1) // BLOCK, 3, F64), carray(pointer(b[9]), (3,), F32)
+        kept, angle, turns = _column(b[3], n), _array(b[4], 3, n, F64), carray(pointer(b[8]), (n,), F64)
+        sums, total = _array(b[7], (n + BLOCK - 1) // BLOCK, 3, F64), _column(b[9], 3)
         _backward_by_blocks(counter, a, g, None, h, f, kept, angle, dh, df, sums, turns, total)
 
     return run_backward_with_angle

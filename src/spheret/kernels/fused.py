@@ -4,7 +4,7 @@ The next hidden state is read twice: by the next connection and by the next subl
 the second in the dtype in which the sublayer computes) their gradients arrive apart and are added in the backward pass
 over the rows, which costs one more read instead of a pass of its own.
 
-Saved are ``h``, ``f``, which the neighbouring layers keep anyway, and two float32 numbers of each row.
+Saved are ``h``, ``f``, which the neighbouring layers keep anyway, and one float32 number of each row (eight on a GPU).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from spheret.kernels.lanes import (
     whole,
 )
 from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope
-from spheret.kernels.loop_forward import F32, F64, group_of, measure_wide_row, plain, tangent_square
+from spheret.kernels.loop_forward import F32, F64, group_of, measure_steep_row, measure_wide_row, plain
 
 BLOCK = 32  # rows whose gradients of step, p and radius are summed together
 GH, GZ, FG, FH, FZ, HG, HX, SLOPE, TURN, ALONG = range(10)  # rows of ``factors`` (10, group)
@@ -72,9 +72,9 @@ def _number(g, g2, j):
 
 
 @numba.njit(**SUMS)
-def _measure_row(g, g2, h, f, d, c1, c2, dh, df):
-    """|h|^2, c, |z|^2, <g,h> and <g,z> of the rows at the addresses, for the c of the forward pass; those at dh and df
-    are about to be written."""
+def _measure_row(g, g2, h, f, d, c1, dh, df):
+    """|h|^2, c, |z|^2, <g,h> and <g,z> of the rows at the addresses, for the c of the forward pass, rounded; those at
+    dh and df are about to be written."""
     end, rest = whole(d), d % WIDTH
     radial, zero = splat(c1), splat(F32(0))
     hs, zs, along, across = zero, zero, zero, zero
@@ -89,13 +89,13 @@ def _measure_row(g, g2, h, f, d, c1, c2, dh, df):
         z = load_rest(f + end, rest) - radial * y
         hs, zs, along, across = hs + y * y, zs + z * z, along + x * y, across + x * z
     hh, zz, gh, gz = total(hs), total(zs), total(along), total(across)
-    c = F64(c1) + F64(c2)
-    if c2 * c2 * hh > F32(1e-6) * zz:
-        zz = tangent_square(numbers(h, d), numbers(f, d), c1, c2)
+    squared, c, tangent = F64(hh), F64(c1), F64(zz)
+    if not zz > hh * c1 * c1:
+        squared, c, tangent = measure_steep_row(numbers(h, d), numbers(f, d), hh, c1, zz)
     # Also where a square vanished: z = 0 is told from a z too small to be squared by measuring it again.
-    if not plain(hh, c, zz) or zz < 1e-25:
+    if not plain(squared, c, tangent) or tangent < 1e-25:
         return _measure_wide_row(g, g2, numbers(h, d), numbers(f, d))
-    return F64(hh), c, F64(zz), F64(gh), F64(gz) - F64(c2) * F64(gh)
+    return squared, c, tangent, F64(gh), F64(gz) - (c - F64(c1)) * F64(gh)
 
 
 @numba.njit(**SUMS)
@@ -114,7 +114,7 @@ def _measure(g, g2, h, f, d, kept, rows, factors, dh, df, start, stop):
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
         rows[0, r], rows[1, r], rows[2, r], factors[GH, r], factors[GZ, r] = _measure_row(
-            g + at, _shifted(g2, at), h + at, f + at, d, kept[0, i], kept[1, i], dh + at, df + at
+            g + at, _shifted(g2, at), h + at, f + at, d, kept[i], dh + at, df + at
         )
 
 

@@ -9,8 +9,8 @@ result depends on the number of threads. Small groups of rows are measured, then
 function to function costs a small row more than its arithmetic.
 
 Of a row the loops need six numbers, ``rows`` (6, group) in float64: |h|^2, c = <h,f>/|h|^2 and |z|^2 with z = f - c h;
-cos(theta), sin(theta)/beta and d theta/d beta. Only c is kept for the backward, in two float32 parts: the others come
-out of the pass that the backward makes anyway.
+cos(theta), sin(theta)/beta and d theta/d beta. Only c is kept for the backward, rounded to float32: what is missing of
+it, and the others, come out of the pass that the backward makes anyway.
 """
 
 # mypy: ignore-errors
@@ -71,11 +71,11 @@ def _measure_row(h, f, d, out):
     zz = total(squares)
     if zz > hh * c * c and SMALLEST < zz < LARGEST:
         return F64(hh), F64(c), F64(zz)
-    return _measure_steep_row(numbers(h, d), numbers(f, d), hh, c, zz)
+    return measure_steep_row(numbers(h, d), numbers(f, d), hh, c, zz)
 
 
 @numba.njit(**SUMS)
-def _measure_steep_row(h, f, hh, c, zz):
+def measure_steep_row(h, f, hh, c, zz):
     """The same where the update is more radial than tangent: what rounding left of the radial part in z is taken out
     once more (second Gram-Schmidt step), since noise is partly radial."""
     along = hh * c * c
@@ -153,7 +153,7 @@ def _write_wide_row(h, f, out, hh, a, b, c):
 
 @numba.njit(**SUMS)
 def combine(h, f, d, step, radius, rows, out, kept, start, stop):
-    """``out`` = (radius/|h|) (C h + S step z); a radius of NaN keeps the norm of h. ``kept`` (2, n): c in two parts."""
+    """``out`` = (radius/|h|) (C h + S step z); a radius of NaN keeps the norm of h. ``kept`` (n,): c, rounded."""
     ahead = 4 * d * (stop - start)
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
@@ -161,7 +161,7 @@ def combine(h, f, d, step, radius, rows, out, kept, start, stop):
         scale = 1.0 if math.isnan(radius) else radius / math.sqrt(hh)
         a, b = scale * rows[3, r], scale * rows[4, r] * step
         c1 = F32(c)
-        kept[0, i], kept[1, i] = c1, F32(c - c1)
+        kept[i] = c1
         if plain(hh, c, zz) and abs(b) < 1e18:
             # The part of c that float32 does not hold is taken out of h's coefficient, where it costs nothing.
             _write_row(h + at, f + at, out + at, d, F32(a - b * (c - c1)), F32(b), c1, ahead)
@@ -177,7 +177,7 @@ def group_of(d, most):
 
 @numba.njit(**SUMS)
 def forward(h, f, d, step, p, radius, out, kept, rows, first, last):
-    """Rows [first, last) of h and f -> those of ``out`` and ``kept`` (2, n); ``rows`` (6, at least a group) is room."""
+    """Rows [first, last) of h and f -> those of ``out`` and ``kept`` (n,); ``rows`` (6, at least a group) is room."""
     group = group_of(d, min(rows.shape[1], last - first))
     for start in range(first, last, group):
         stop = min(last, start + group)
