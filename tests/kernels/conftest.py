@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -24,3 +28,15 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     return importlib.import_module("spheret.kernels.triton_launch")
+
+
+@pytest.fixture
+def in_new_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a new Python that finds what this one finds; keywords go into its environment."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(p for p in sys.path if p)
+        env = {**os.environ, "PYTHONPATH": path, **environment}
+        return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+
+    return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 import spheret
 from spheret.kernels import cpu, operator
 
+NewProcess = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.skipif(bool(cpu.unavailable()), reason=cpu.unavailable() or "Numba is here")
 
 
@@ -168,15 +169,13 @@ def test_function_transforms() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [("numba", "cannot run here: float64"), ("cuda", "choose one of")])
-def test_forced_backend_that_cannot_run_is_an_error(value: str, expected: str) -> None:
+def test_forced_backend_that_cannot_run_is_an_error(value: str, expected: str, in_new_process: NewProcess) -> None:
     code = "import torch, spheret; h = torch.ones(2, 4, dtype=torch.float64); spheret.retract(h, h)"
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=_environment(SPHERET_BACKEND=value), capture_output=True, text=True
-    )
+    out = in_new_process(code, SPHERET_BACKEND=value)
     assert out.returncode == 1 and expected in out.stderr
 
 
-def test_without_numba_the_autograd_path_serves() -> None:
+def test_without_numba_the_autograd_path_serves(in_new_process: NewProcess) -> None:
     code = (
         "import sys; sys.modules['numba'] = None\n"
         "import importlib.util as u; real = u.find_spec\n"
@@ -185,14 +184,8 @@ def test_without_numba_the_autograd_path_serves() -> None:
         "assert b.name == 'autograd' and 'spheret[cpu]' in b.reason, b\n"
         "torch.testing.assert_close(spheret.retract(h, 2 * h), h)"
     )
-    out = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True)
+    out = in_new_process(code)
     assert out.returncode == 0, out.stderr
-
-
-def _environment(**extra: str) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **extra}
 
 
 @pytest.mark.parametrize("cosine", [0.0, 0.5, 0.7, 0.71, 0.9, 0.999, 0.999999])
@@ -221,7 +214,7 @@ def test_norm_is_kept_where_the_update_is_parallel_and_large(ratio: float) -> No
     assert all(grad.isfinite().all() for grad in grads)
 
 
-def test_a_fork_may_call_again() -> None:
+def test_a_fork_may_call_again(in_new_process: NewProcess) -> None:
     """The child of a fork has no thread of the parent's pool, and must not wait for one (PyTorch's own pool does)."""
     code = (
         "import os, torch, spheret; torch.set_num_threads(2)\n"
@@ -230,7 +223,7 @@ def test_a_fork_may_call_again() -> None:
         "if pid == 0: os._exit(0 if spheret.retract(h, f).numpy().tobytes() == a else 3)\n"
         "assert os.waitpid(pid, 0)[1] == 0"
     )
-    out = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=120)
+    out = in_new_process(code)
     assert out.returncode == 0, out.stderr
 
 

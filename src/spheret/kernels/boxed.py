@@ -125,7 +125,7 @@ def _forward(sources):
         room, arguments, s = frame(2), frame(13), carray(stack, (9,))  # h, f, seven scalars -> out, kept
         s[0], s[1] = plain(s[0], room), plain(s[1], room)
         out, kept = 0, 0
-        if s[0] != 0 and _fit(s[0], s[1], room) and _are_scalars(s[2:], room):
+        if _fit(s[0], s[1], room) and _are_scalars(s[2:], room):
             _, _, d, n = shape(s[0], room)
             out, kept = _like(s[0], room), _of_size(n, room)
             if out != 0 and kept != 0:
@@ -153,9 +153,9 @@ def _backward(sources):
         dh, df, total = 0, 0, carray(pointer(sums_at), (3,), F32)
         total[:] = 0
         ds, dp, dr = 0, 0, 0
-        _, _, d, n = shape(s[2], room)
         fits = _fit(s[2], s[0], room) and (_fit(s[2], s[1], room) or _size(s[1], room) == 0) and _fit(s[2], s[3], room)
-        if fits and _size(s[4], room) == n and _are_scalars(s[5:], room):
+        if fits and _size(s[4], room) == shape(s[2], room)[3] and _are_scalars(s[5:], room):
+            _, _, d, n = shape(s[2], room)
             dh, df = _like(s[2], room), _like(s[2], room)
             if dh != 0 and df != 0:
                 count = _arguments(arguments, n, d, s[5:], room)

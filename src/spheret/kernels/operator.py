@@ -30,19 +30,24 @@ def kernels(h: Tensor) -> ModuleType:
 
 
 _SCALARS = "Tensor? step, float step_value, Tensor? p, float p_value, Tensor? radius, float radius_value"
-# Defined by their schema: `torch.library.custom_op` looks for aliases at every call, which costs a small model dearly.
-torch.library.define(
-    "spheret::retract",
-    f"(Tensor h, Tensor f, {_SCALARS}, ScalarType? read_dtype) -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+
+
+def define(name: str, schema: str) -> Any:
+    """A new operator ``spheret::name``.
+
+    Defined by its schema: `torch.library.custom_op` looks for aliases at every call, which costs a small model dearly.
+    """
+    torch.library.define(f"spheret::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+    return getattr(torch.ops.spheret, name).default
+
+
+retract_rows = define(
+    "retract", f"(Tensor h, Tensor f, {_SCALARS}, ScalarType? read_dtype) -> (Tensor, Tensor, Tensor)"
 )
-torch.library.define(
-    "spheret::retract_backward",
+retract_rows_backward = define(
+    "retract_backward",
     f"(Tensor g, Tensor? g2, Tensor h, Tensor f, Tensor kept, {_SCALARS}) -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
 )
-retract_rows = torch.ops.spheret.retract.default
-retract_rows_backward = torch.ops.spheret.retract_backward.default
 
 
 @torch.library.impl("spheret::retract", ("cpu", "cuda"))

@@ -24,20 +24,14 @@ from spheret.geometry import LogExponent
 from spheret.kernels import cpu
 from spheret.kernels.autograd import gradients_by_formula, sum_to
 from spheret.kernels.cpu import AS_INFINITE
+from spheret.kernels.operator import define
 
 _SCALARS = "Tensor alpha, Tensor decay, Tensor p, float p_value, bool log_p, Tensor radius, bool reproject"
-torch.library.define(
-    "spheret::rotate_rows",
-    f"(Tensor h, Tensor f, {_SCALARS}) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-torch.library.define(
-    "spheret::rotate_rows_backward",
+rotate_rows = define("rotate_rows", f"(Tensor h, Tensor f, {_SCALARS}) -> (Tensor, Tensor)")
+rotate_rows_backward = define(
+    "rotate_rows_backward",
     f"(Tensor g, Tensor g2, Tensor h, Tensor f, Tensor kept, {_SCALARS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
 )
-rotate_rows = torch.ops.spheret.rotate_rows.default
-rotate_rows_backward = torch.ops.spheret.rotate_rows_backward.default
 
 
 @torch.library.register_fake("spheret::rotate_rows")
