@@ -218,6 +218,15 @@ def test_gate_finds_a_regression_and_nothing_else(result: dict[str, Any]) -> Non
     assert len(compare_results(old, made_up(result, proj=1.3), tolerance=0.05)) == 1
 
 
+def test_gate_takes_a_switch_that_an_older_result_does_not_know_as_off(result: dict[str, Any]) -> None:
+    def newer(value: bool) -> dict[str, Any]:
+        return result | {"settings": result["settings"] | {"cold": value}}
+
+    assert compare_results(result, newer(False)) == []
+    with pytest.raises(ValueError, match="cold None and True"):
+        compare_results(result, newer(True))
+
+
 def test_gate_refuses_what_cannot_be_compared(result: dict[str, Any]) -> None:
     other = copy.deepcopy(result)
     other["settings"]["n_embd"] = 768

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from spheret.connections import build_connection
+from spheret.experiments import bench_op as module
 from spheret.experiments.bench import to_table
 from spheret.experiments.bench_op import ADD, COPY, Junction, OpBench, bench_op
 
@@ -31,6 +33,15 @@ def test_every_variant_is_timed_in_every_round_in_changing_order() -> None:
     unit = 4 * TINY.rows * TINY.dim
     assert bytes_of[COPY] == 2 * unit and bytes_of[ADD] == 6 * unit  # forward, and the sum of two gradients
     assert all(v["bandwidth_share"] > 0 for v in result["variants"] if v["moved_bytes"])
+
+
+def test_the_caches_are_emptied_before_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(module, "flush_function", lambda device: lambda: events.append("flush"))
+    bench_op(replace(TINY, cold=True), on_sample=lambda name, *_: events.append(name))
+    names = len([COPY, ADD, *TINY.schemes])
+    timed = events[TINY.warmup * names :]
+    assert len(timed) == 2 * TINY.rounds * names and set(timed[::2]) == {"flush"} and "flush" not in timed[1::2]
 
 
 def test_a_junction_makes_the_stream_and_the_next_input() -> None:

@@ -72,3 +72,9 @@ def copy_function(like: Tensor) -> Callable[[], Tensor]:
     """A copy of a tensor of this shape, the measure of a device's bandwidth: it reads and writes every byte once."""
     source, target = torch.ones_like(like), torch.empty_like(like)
     return lambda: target.copy_(source)
+
+
+def flush_function(device: torch.device) -> Callable[[], Tensor]:
+    """A pass over more memory than any cache holds, after which a call finds nothing of what came before."""
+    memory = torch.zeros(1 << 26, device=device)  # 256 MiB
+    return lambda: memory.add_(1.0)

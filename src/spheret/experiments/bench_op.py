@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from spheret.connections import build_connection, canonical_name
 from spheret.connections.base import Connection
 from spheret.experiments.bench import FORMAT, OnSample, collect_between_rounds
-from spheret.experiments.bench_bytes import copy_function, keep_freed_memory, moved_bytes
+from spheret.experiments.bench_bytes import copy_function, flush_function, keep_freed_memory, moved_bytes
 from spheret.experiments.bench_results import timing
 from spheret.experiments.rounds import balanced_order
 from spheret.training.device import resolve_device
@@ -44,6 +44,8 @@ class OpBench:
         rounds: timed calls of every variant; twice as many as there are variants give each the same predecessors.
         warmup: untimed rounds before them, at least 1.
         dtype: of the stream and the update.
+        cold: empty the caches before every call. In a training they hold a sublayer's weights and activations by then;
+            here, what the variant before has left.
     """
 
     schemes: tuple[str, ...] = (
@@ -70,6 +72,7 @@ class OpBench:
     warmup: int = 3
     device: str = "auto"
     dtype: str = "float32"
+    cold: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim", "rounds", "warmup"):
@@ -109,12 +112,17 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
     }
     names = tuple(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    flush = flush_function(device) if config.cold else None
     if device.type == "cpu":
         keep_freed_memory()
     with collect_between_rounds() as collect:
         for number in range(-config.warmup, config.rounds):
             collect()
-            for name in balanced_order(names, number):
+            order = balanced_order(names, number)
+            calls[order[-1]]()  # so that the first of a round follows a variant, too
+            for name in order:
+                if flush is not None:
+                    flush()
                 taken = _timed(calls[name], device)
                 if number >= 0:
                     seconds[name].append(taken)

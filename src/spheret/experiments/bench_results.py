@@ -106,7 +106,9 @@ def compare_results(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: f
     """
     free = ("schemes", "rounds", "warmup", "seed")
     settings = [{k: v for k, v in result["settings"].items() if k not in free} for result in (old, new)]
-    differing = sorted(k for k in settings[0].keys() | settings[1].keys() if settings[0].get(k) != settings[1].get(k))
+    # A switch that an older result does not know was off.
+    one, other = ({k: v or None for k, v in chosen.items()} for chosen in settings)
+    differing = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
     if differing:
         pairs = ", ".join(f"{k} {settings[0].get(k)} and {settings[1].get(k)}" for k in differing)
         raise ValueError(f"the two results are not comparable: {pairs}; run the benchmark again with the old settings")

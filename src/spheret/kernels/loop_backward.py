@@ -19,7 +19,6 @@ from spheret.kernels.lanes import (
     load,
     load_rest,
     numbers,
-    prefetch,
     prefetch_to_write,
     splat,
     store,
@@ -31,6 +30,7 @@ from spheret.kernels.lanes import (
 from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope
 from spheret.kernels.loop_forward import F32, F64, group_of, measure_steep_row, measure_wide_row, plain
 
+GROUP = 12288  # numbers of h that are measured before the gradients are written: four rows and two results of each
 BLOCK = 32  # rows whose gradients of step, p and radius are summed together
 GH, GZ, FG, FH, FZ, HG, HX, SLOPE, TURN, ALONG = range(10)  # rows of ``factors`` (10, group)
 
@@ -54,13 +54,6 @@ def _load_rest(g, g2, end, rest):
         return load_rest(g + end, rest)
     else:
         return load_rest(g + end, rest) + load_rest(g2 + end, rest)
-
-
-@numba.njit(**COMMON)
-def _prefetch(g, g2, j):
-    prefetch(g + j)
-    if g2 is not None:
-        prefetch(g2 + j)
 
 
 @numba.njit(**COMMON)
@@ -140,18 +133,15 @@ def _derive(rows, step, radius, factors, count):
 
 
 @numba.njit(**SUMS)
-def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c, ahead, past):
-    """The rows at df = f1 g + f2 h + f3 z and dh = h1 g - c df + h2 z + h3 h, with z = f - c h; those ``ahead`` bytes
-    behind g, h and f are wanted next. ``past``: dh is written past the caches."""
+def _write_row(g, g2, h, f, dh, df, d, for_f, for_h, c, past):
+    """The rows at df = f1 g + f2 h + f3 z and dh = h1 g - c df + h2 z + h3 h, with z = f - c h. ``past``: dh is written
+    past the caches."""
     end, rest, c = whole(d), d % WIDTH, splat(c)
     f1, f2, f3 = splat(for_f[0]), splat(for_f[1]), splat(for_f[2])
     h1, h2, h3 = splat(for_h[0]), splat(for_h[1]), splat(for_h[2])
     for j in range(0, end, BYTES):
         x, y = _load(g, g2, j), load(h + j)
         z = load(f + j) - c * y
-        _prefetch(g, g2, j + ahead)
-        prefetch(h + j + ahead)
-        prefetch(f + j + ahead)
         q = f1 * x + f2 * y + f3 * z
         store(df + j, q)
         q = h1 * x - c * q + h2 * z + h3 * y
@@ -188,7 +178,6 @@ def _write_still_row(g, g2, dh, df, passes):
 @numba.njit(**SUMS)
 def _write(g, g2, h, f, d, radius, rows, factors, results, start, stop):
     dh, df, past = results
-    ahead = 4 * d * (stop - start)
     for i in range(start, stop):
         r, at = i - start, 4 * d * i
         hh, c, zz = rows[0, r], rows[1, r], rows[2, r]
@@ -198,12 +187,23 @@ def _write(g, g2, h, f, d, radius, rows, factors, results, start, stop):
             c1 = F32(c)
             rest = c - c1  # what float32 does not hold of c
             for_f, for_h = (F32(fg), F32(fh - fz * rest), F32(fz)), (F32(hg), F32(fh), F32(hx - fh * rest))
-            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1, ahead, past)
+            _write_row(g_at, g2_at, h + at, f + at, dh + at, df + at, d, for_f, for_h, c1, past)
         elif hh > 0:
             h_at, f_at, dh_at, df_at = numbers(h + at, d), numbers(f + at, d), numbers(dh + at, d), numbers(df + at, d)
             _write_wide_row(g_at, g2_at, h_at, f_at, dh_at, df_at, (fg, fh, fz), (hg, fh, hx), c)
         else:
             _write_still_row(g_at, g2_at, numbers(dh + at, d), numbers(df + at, d), math.isnan(radius))
+
+
+@numba.njit(**SUMS)
+def _exponent_gradient(rows, factors, step, p, count):
+    """Of the rows together; apart from other sums, so that it vectorises."""
+    gradient = 0.0
+    for i in range(count):
+        hh = rows[0, i]
+        beta = abs(step) * math.sqrt(rows[2, i] / (hh if hh > 0 else 1.0))
+        gradient += factors[TURN, i] * exponent_slope(beta / p) if hh > 0 else 0.0
+    return gradient
 
 
 @numba.njit(**SUMS)
@@ -219,7 +219,7 @@ def backward(g, g2, h, f, d, kept, angle, scalars, results, sums, turns, room, f
     step, p, radius, learns_p = scalars
     dh, df, past = results
     rows, factors = room
-    group = group_of(d, last - first)
+    group = group_of(d, GROUP, last - first)
     ds, dp, dr = 0.0, 0.0, 0.0
     for start in range(first, last, group):
         stop = min(last, start + group)
@@ -236,8 +236,7 @@ def backward(g, g2, h, f, d, kept, angle, scalars, results, sums, turns, room, f
             dr += factors[ALONG, r] if alive else 0.0
             if angle is not None:
                 turns[start + r] = factors[TURN, r] if alive else 0.0
-            elif learns_p and alive:
-                beta = abs(step) * math.sqrt(rows[2, r] / rows[0, r])
-                dp += factors[TURN, r] * exponent_slope(beta / p)
+        if learns_p:
+            dp += _exponent_gradient(rows, factors, step, p, stop - start)
     block = first // BLOCK
     sums[block, 0], sums[block, 1], sums[block, 2] = ds, dp, dr

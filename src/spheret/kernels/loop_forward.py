@@ -170,15 +170,15 @@ def combine(h, f, d, step, radius, rows, out, kept, start, stop):
 
 
 @numba.njit(**SUMS)
-def group_of(d, most):
-    """Rows to a group: they, and what they are combined with, stay in the cache."""
-    return min(most, max(LEAST, GROUP // d))
+def group_of(d, numbers, most):
+    """Rows to a group of so many numbers of h: they, and what they are combined with, stay in the cache."""
+    return min(most, max(LEAST, numbers // d))
 
 
 @numba.njit(**SUMS)
 def forward(h, f, d, step, p, radius, out, kept, rows, first, last):
     """Rows [first, last) of h and f -> those of ``out`` and ``kept`` (n,); ``rows`` (6, at least a group) is room."""
-    group = group_of(d, min(rows.shape[1], last - first))
+    group = group_of(d, GROUP, min(rows.shape[1], last - first))
     for start in range(first, last, group):
         stop = min(last, start + group)
         measure(h, f, d, rows, out, start, stop)
