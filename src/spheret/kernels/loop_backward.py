@@ -30,7 +30,9 @@ from spheret.kernels.lanes import (
 from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope
 from spheret.kernels.loop_forward import F32, F64, group_of, measure_steep_row, measure_wide_row, plain
 
-GROUP = 12288  # numbers of h that are measured before the gradients are written: four rows and two results of each
+# Numbers of h to a group: no group whose angles are worth computing together leaves room for four rows of each and two
+# results in the first cache, so that the second may as well be used.
+GROUP = 12288
 BLOCK = 32  # rows whose gradients of step, p and radius are summed together
 GH, GZ, FG, FH, FZ, HG, HX, SLOPE, TURN, ALONG = range(10)  # rows of ``factors`` (10, group)
 

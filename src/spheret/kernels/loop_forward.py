@@ -170,9 +170,9 @@ def combine(h, f, d, step, radius, rows, out, kept, start, stop):
 
 
 @numba.njit(**SUMS)
-def group_of(d, numbers, most):
-    """Rows to a group of so many numbers of h: they, and what they are combined with, stay in the cache."""
-    return min(most, max(LEAST, numbers // d))
+def group_of(d, size, most):
+    """Rows to a group of ``size`` numbers of h: they, and what they are combined with, stay in the cache."""
+    return min(most, max(LEAST, size // d))
 
 
 @numba.njit(**SUMS)
