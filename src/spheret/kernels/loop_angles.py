@@ -52,14 +52,20 @@ def cos_sin(theta):
     return (-a if (turn + 1) & 2 else a), (-b if turn & 2 else b)
 
 
+@numba.njit(inline="always", **SUMS)
+def update_size(rows, step, i):
+    """beta, the size of the tangent update relative to h; finite where h is 0."""
+    hh = rows[0, i]
+    return abs(step) * math.sqrt(rows[2, i] / (hh if hh > 0 else 1.0))
+
+
 @numba.njit(**SUMS)
 def angles(rows, step, p, count):
     """The last three of ``rows`` (6, group), see ``loop_forward``, from the first three; p = inf is an ordinary value
     (u = 0)."""
     large = 0
     for i in range(count):
-        hh = rows[0, i]
-        beta = abs(step) * math.sqrt(rows[2, i] / (hh if hh > 0 else 1.0))
+        beta = update_size(rows, step, i)
         u = beta / p
         theta = beta if u <= 1e-9 else p * arctan(u)  # a u that is NaN stays NaN
         cos, sin = cos_sin(theta)
@@ -74,7 +80,7 @@ def angles(rows, step, p, count):
 @numba.njit(**SUMS)
 def _large_angles(rows, step, p, count):
     for i in range(count):
-        beta = abs(step) * math.sqrt(rows[2, i] / rows[0, i])
+        beta = update_size(rows, step, i)
         u = beta / p
         theta = beta if u < 1e-9 else p * math.atan(u)
         if not theta < LARGE_ANGLE:

@@ -27,11 +27,11 @@ from spheret.kernels.lanes import (
     total,
     whole,
 )
-from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope
+from spheret.kernels.loop_angles import COMMON, SUMS, angles, exponent_slope, update_size
 from spheret.kernels.loop_forward import F32, F64, group_of, measure_steep_row, measure_wide_row, plain
 
-# Numbers of h to a group: no group whose angles are worth computing together leaves room for four rows of each and two
-# results in the first cache, so that the second may as well be used.
+# Numbers of h to a group. Where its angles vectorise, a group's four rows to read and two to write do not fit the first
+# cache; the second holds many more.
 GROUP = 12288
 BLOCK = 32  # rows whose gradients of step, p and radius are summed together
 GH, GZ, FG, FH, FZ, HG, HX, SLOPE, TURN, ALONG = range(10)  # rows of ``factors`` (10, group)
@@ -199,12 +199,10 @@ def _write(g, g2, h, f, d, radius, rows, factors, results, start, stop):
 
 @numba.njit(**SUMS)
 def _exponent_gradient(rows, factors, step, p, count):
-    """Of the rows together; apart from other sums, so that it vectorises."""
+    """d loss / d p of a group of rows; a loop apart from the other sums, so that it vectorises."""
     gradient = 0.0
     for i in range(count):
-        hh = rows[0, i]
-        beta = abs(step) * math.sqrt(rows[2, i] / (hh if hh > 0 else 1.0))
-        gradient += factors[TURN, i] * exponent_slope(beta / p) if hh > 0 else 0.0
+        gradient += factors[TURN, i] * exponent_slope(update_size(rows, step, i) / p) if rows[0, i] > 0 else 0.0
     return gradient
 
 
