@@ -17,10 +17,10 @@ from pathlib import Path
 
 import tyro
 
+from spheret.comparison.plan import RunSpec
+from spheret.comparison.runner import Runner, default_jobs
+from spheret.comparison.settings import RunSettings
 from spheret.data import Dataset, prepare
-from spheret.experiments.plan import RunSpec
-from spheret.experiments.runner import Runner, default_jobs
-from spheret.experiments.settings import RunSettings
 from spheret.training import RunResult
 
 RESULTS = Path(__file__).parent / "results" / "defaults"

@@ -355,7 +355,7 @@ def step(bench: Bench) -> Figures:
 def step_in_process(*, dry: bool) -> None:
     """Print what :func:`step` records."""
     from spheret import GPT, which_backend
-    from spheret.experiments.bench import LEARNING_RATE, StepBench, Variant, _timed, batch
+    from spheret.benchmarking.step import LEARNING_RATE, StepBench, Variant, _timed, batch
     from spheret.training.device import autocast
     from spheret.training.optimizer import build_adamw
 

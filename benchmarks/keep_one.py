@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import spheret
+from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
 from spheret.connections.spheret import SpheretNorm
-from spheret.experiments.bench_bytes import keep_freed_memory, peak_cpu_bytes
 from spheret.geometry import cos_and_sinc, rows
 from spheret.kernels import cpu
 from spheret.training.environment import machine, versions
@@ -76,11 +76,11 @@ def gradient(function: Callable[..., Tensor], h: Tensor, f: Tensor, g: Tensor, s
 def model_step(solved: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     shape = {"n_layer": 12, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 257}
-    model = spheret.GPT(spheret.GPTConfig(connection="proj", **shape))
+    model = spheret.GPT(spheret.GPTConfig(scheme="proj", **shape))
     if solved:
         for module in model.modules():
             if isinstance(module, SpheretNorm):
-                module.fork = _solved_fork(module)  # type: ignore[method-assign]
+                module.combine_and_split = _solved_fork(module)  # type: ignore[method-assign]
     tokens = torch.randint(257, (4, 257))
 
     def step() -> None:

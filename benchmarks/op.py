@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spheret.experiments.bench_op import ADD, OpBench, bench_op
+from spheret.benchmarking.op import ADD, OpBench, bench_op
 from spheret.training.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "op"

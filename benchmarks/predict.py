@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from spheret.connections import available
-from spheret.experiments.bench import StepBench, batch, build_variants
-from spheret.experiments.bench_bytes import copy_function, keep_freed_memory, moved_bytes
+from spheret.benchmarking.bytes import copy_function, keep_freed_memory, moved_bytes
+from spheret.benchmarking.step import StepBench, batch, build_variants
+from spheret.connections import list_schemes
 from spheret.training.environment import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,7 @@ def speeds(config: StepBench) -> tuple[float, float]:
 
 def main() -> None:
     keep_freed_memory()
-    config = StepBench(schemes=tuple(available()))
+    config = StepBench(schemes=tuple(list_schemes()))
     device = torch.device("cpu")
     x, y = batch(config, 0, device)
     variants = build_variants(config, device)

@@ -5,8 +5,8 @@ from spheret.connections import (
     GeoNorm,
     ProjSpheretNorm,
     SpheretNorm,
-    available,
     build_connection,
+    list_schemes,
 )
 from spheret.kernels import retract, which_backend
 from spheret.models import GPT, GPTConfig
@@ -21,8 +21,8 @@ __all__ = [
     "ProjSpheretNorm",
     "SpheretNorm",
     "__version__",
-    "available",
     "build_connection",
+    "list_schemes",
     "retract",
     "which_backend",
 ]

@@ -13,7 +13,7 @@ import pytest
 
 from spheret.cli.console import LOG_WIDTH
 from spheret.cli.main import COMMANDS
-from spheret.connections import available
+from spheret.connections import list_schemes
 
 SCALE = {
     "--steps": ["3"],
@@ -112,8 +112,8 @@ def test_help_lists_the_commands(spheret: Any) -> None:
 def test_every_scheme_has_a_line_of_its_own(spheret: Any) -> None:
     code, out, _ = spheret("schemes")
     lines = dict(re.findall(r"^(\S+[^:\s]) +(.+)$", out, re.MULTILINE))
-    lines = {name: text for name, text in lines.items() if name in available()}
-    assert code == 0 and list(lines) == available()
+    lines = {name: text for name, text in lines.items() if name in list_schemes()}
+    assert code == 0 and list(lines) == list_schemes()
     assert len(set(lines.values())) == len(lines)
     assert max(map(len, out.splitlines())) <= LOG_WIDTH
 
@@ -143,7 +143,7 @@ def test_parameters_are_counted(spheret: Any, scheme: str, parameters: str) -> N
     assert re.search(rf"^parameters +{re.escape(parameters)}", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("scheme", available())
+@pytest.mark.parametrize("scheme", list_schemes())
 def test_every_option_has_a_meaning(spheret: Any, scheme: str) -> None:
     _, out, _ = spheret(f"schemes {scheme}")
     options = out.partition("Options")[2].splitlines()[1:]

@@ -13,9 +13,9 @@ import tyro
 from spheret.cli.plan import PlanCommand
 from spheret.cli.plan_tables import gpu_table, hours, scientific, short, size
 from spheret.cli.train import with_recipe
-from spheret.experiments.cost import run_cost
-from spheret.experiments.gpus import GPU
-from spheret.recipes import available, recipe
+from spheret.costs.cost import run_cost
+from spheret.costs.gpus import GPU
+from spheret.recipes import list_recipes, recipe
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_list_has_one_line_for_each_recipe(spheret: Any) -> None:
     code, out, err = spheret("plan")
     lines = out.splitlines()
     assert code == 0 and not err and max(map(len, lines)) <= 100
-    assert [line.split()[0] for line in lines[1 : 1 + len(available())]] == available()
+    assert [line.split()[0] for line in lines[1 : 1 + len(list_recipes())]] == list_recipes()
     assert lines[2].split()[1:5] == ["12", "x", "768", "6.55B"]
 
 
@@ -78,7 +78,7 @@ def test_train_takes_a_recipe_and_flags_that_win(spheret: Any, corpus: Path) -> 
     assert code == 0 and not err
     config = json.loads(Path("run/config.json").read_text())
     assert config["model"]["n_layer"] == 1 and config["model"]["n_embd"] == 128 and config["steps"] == 2
-    assert config["model"]["connection"] == "cay" and config["device"] == "cpu"
+    assert config["model"]["scheme"] == "cay" and config["device"] == "cpu"
 
 
 def test_words_of_a_recipe() -> None:

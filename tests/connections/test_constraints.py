@@ -21,7 +21,7 @@ ALONG_THE_STREAM = {"wte": 1, "lm_head": 1, "c_attn": 1, "attn.c_proj": 0, "c_fc
 def build(scheme: str, **changes: object) -> GPT:
     torch.manual_seed(0)
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11} | changes
-    return GPT(GPTConfig(connection=scheme, **shape))  # type: ignore[arg-type]
+    return GPT(GPTConfig(scheme=scheme, **shape))  # type: ignore[arg-type]
 
 
 def norms(model: GPT, axes: dict[str, int]) -> dict[str, Tensor]:
@@ -175,14 +175,14 @@ def test_angpt_states_stay_near_norm_one_through_a_deep_model() -> None:
 
 
 def test_scalar_alpha_is_one_number() -> None:
-    connection = build_connection("angpt:alpha-shape=scalar", dim=8, n_layers=2)
+    connection = build_connection("angpt:alpha-shape=scalar", dim=8, n_layer=2)
     assert [p.shape for p in connection.parameters()] == [(1,)]
     h, f = torch.randn(3, 8), torch.randn(3, 8)
-    torch.testing.assert_close(connection(h, f), build_connection("angpt", dim=8, n_layers=2)(h, f))
+    torch.testing.assert_close(connection(h, f), build_connection("angpt", dim=8, n_layer=2)(h, f))
 
 
 def test_methods_without_decay_and_warmup_say_so() -> None:
     for name in ("ngpt", "angpt"):
-        training = parse_scheme(name).training(n_layers=6)
+        training = parse_scheme(name).training(n_layer=6)
         assert (training.weight_decay, training.warmup) == (0.0, 0.0)
     assert parse_scheme("gpt-qknorm").training(6).weight_decay is None

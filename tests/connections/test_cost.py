@@ -33,11 +33,11 @@ class Units(TorchDispatchMode):
 
 def moved(scheme: str) -> tuple[int, int]:
     """Units forward and backward of one connection in a network: two readers send a gradient back to ``h'``."""
-    connection = build_connection(scheme, dim=DIM, layer=2, n_layers=4)
+    connection = build_connection(scheme, dim=DIM, layer_idx=1, n_layer=4)
     h, f, g1, g2 = (torch.randn(ROWS, DIM) for _ in range(4))
     inputs = [h.requires_grad_(), f.requires_grad_(), *connection.parameters()]
     with Units() as forward:
-        stream, read = connection.fork(h, f)
+        stream, read = connection.combine_and_split(h, f)
         branch = connection.branch_input(read)
     with Units() as backward:
         torch.autograd.grad([stream, branch], inputs, [g1, g2])

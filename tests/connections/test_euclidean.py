@@ -18,7 +18,7 @@ from spheret.models import GPT, GPTConfig
 def build(scheme: str, **changes: int | str) -> GPT:
     torch.manual_seed(0)
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61} | changes
-    return GPT(GPTConfig(connection=scheme, **shape))
+    return GPT(GPTConfig(scheme=scheme, **shape))
 
 
 def rms(x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def test_dyt_keeps_a_small_step_of_alpha_in_a_bfloat16_model() -> None:
 )
 def test_alpha_starts_as_the_width_wants_it(width: int, attention: float, other: float) -> None:
     scheme = parse_scheme("pre-dyt")
-    starts = [scheme.connection(width, layer=1, n_layers=2, sublayer=i).dyt.alpha().item() for i in (0, 1)]
+    starts = [scheme.connection(width, layer_idx=0, n_layer=2, sublayer=i).dyt.alpha().item() for i in (0, 1)]
     assert [*starts, scheme.stream(width, 2).dyt.alpha().item()] == pytest.approx([attention, other, other])
 
 

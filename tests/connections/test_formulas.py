@@ -170,7 +170,7 @@ def model_with_uncommon_weights(scheme: str) -> GPT:
     """In float64; gains, offsets, step sizes and radius away from where they start, so that each is seen to act."""
     torch.manual_seed(4)
     model = GPT(
-        GPTConfig(n_layer=LAYERS, n_head=HEADS, n_embd=DIM, block_size=CONTEXT, vocab_size=VOCAB, connection=scheme)
+        GPTConfig(n_layer=LAYERS, n_head=HEADS, n_embd=DIM, block_size=CONTEXT, vocab_size=VOCAB, scheme=scheme)
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -17,9 +17,9 @@ from spheret.connections import (
     PreDyT,
     PreLN,
     SpheretNorm,
-    available,
     build_connection,
     canonical_name,
+    list_schemes,
     parse_scheme,
 )
 
@@ -116,19 +116,21 @@ def test_a_scheme_passes_through() -> None:
 
 
 def test_available_schemes_can_be_built_and_have_one_spelling() -> None:
-    names = available()
+    names = list_schemes()
     assert {"pre-ln", "post-ln", "peri-ln", "pre-dyt", "keel"} <= set(names)
     assert {"geonorm", "proj", "cay", "spheret:p=0.5", "spheret:p=learn"} <= set(names)
     assert len(set(names)) == len(names)
     for name in names:
         assert canonical_name(name) == name
-        assert isinstance(build_connection(name, dim=8, layer=1, n_layers=2), Connection)
+        assert isinstance(build_connection(name, dim=8, layer_idx=0, n_layer=2), Connection)
 
 
-@pytest.mark.parametrize("layer", [0, -1, 4])
-def test_layer_out_of_range(layer: int) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"layer = {layer}: blocks are counted from 1 to n_layers = 3")):
-        build_connection("proj", dim=8, layer=layer, n_layers=3)
+@pytest.mark.parametrize("layer_idx", [-1, 3, 4])
+def test_layer_idx_out_of_range(layer_idx: int) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"layer_idx = {layer_idx}: blocks are counted from 0 to n_layer - 1 = 2")
+    ):
+        build_connection("proj", dim=8, layer_idx=layer_idx, n_layer=3)
 
 
 def test_build_connection_gives_the_scheme_s_module() -> None:
@@ -141,12 +143,12 @@ def test_build_connection_gives_the_scheme_s_module() -> None:
         "proj": SpheretNorm,
     }
     for name, kind in kinds.items():
-        assert type(build_connection(name, dim=8, n_layers=2)) is kind
-    geonorm = build_connection("geonorm", dim=8, layer=2, n_layers=2)
+        assert type(build_connection(name, dim=8, n_layer=2)) is kind
+    geonorm = build_connection("geonorm", dim=8, layer_idx=1, n_layer=2)
     assert isinstance(geonorm, SpheretNorm) and math.isinf(geonorm.p)
     torch.manual_seed(0)
     h, f = torch.randn(5, 8), torch.randn(5, 8)
-    assert torch.equal(geonorm(h, f), GeoNorm(layer=2)(h, f))
+    assert torch.equal(geonorm(h, f), GeoNorm(layer_idx=1)(h, f))
 
 
 def test_paper_preset() -> None:
@@ -166,20 +168,20 @@ def test_an_option_beside_the_preset_wins_also_where_it_is_the_default() -> None
 
 def test_reprojection_needs_the_radius_of_a_stream() -> None:
     with pytest.raises(ValueError, match=r"reproject=true: the radius .* stream=stream"):
-        build_connection("proj:reproject=true", dim=8, n_layers=2)
+        build_connection("proj:reproject=true", dim=8, n_layer=2)
     stream = parse_scheme("proj:reproject=true").stream(8, 2)
-    connection = build_connection("proj:reproject=true", dim=8, n_layers=2, stream=stream)
+    connection = build_connection("proj:reproject=true", dim=8, n_layer=2, stream=stream)
     out = connection(torch.full((3, 8), 5.0), torch.randn(3, 8))
     torch.testing.assert_close(out.norm(dim=-1), torch.full((3,), 8**0.5))
 
 
 def test_connections_of_one_stream_share_the_learned_exponent() -> None:
     stream = parse_scheme("spheret:p=learn").stream(8, 2)
-    pair = [build_connection("spheret:p=learn", dim=8, layer=i, n_layers=2, stream=stream) for i in (1, 2)]
+    pair = [build_connection("spheret:p=learn", dim=8, layer_idx=i, n_layer=2, stream=stream) for i in (0, 1)]
     with torch.no_grad():
         stream.exponent.log_p.fill_(math.log(3))
     assert [c.current_p().item() for c in pair] == pytest.approx([3, 3])
-    alone = build_connection("spheret:p=learn", dim=8, n_layers=2)
+    alone = build_connection("spheret:p=learn", dim=8, n_layer=2)
     assert "exponent.log_p" in dict(alone.named_parameters())
 
 

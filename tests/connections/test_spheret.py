@@ -20,7 +20,7 @@ from spheret.training.optimizer import build_adamw, set_learning_rate
 def build(scheme: str, **changes: int) -> GPT:
     torch.manual_seed(0)
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61} | changes
-    return GPT(GPTConfig(connection=scheme, **shape))
+    return GPT(GPTConfig(scheme=scheme, **shape))
 
 
 def connections(model: GPT) -> list[SpheretNorm]:
@@ -211,7 +211,7 @@ def test_without_projection_a_zero_state_has_finite_gradients() -> None:
 @pytest.mark.parametrize("options", [{}, {"update_norm": "rms"}, {"project": False}, {"learn_p": True}])
 def test_gradients_in_float64(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    connection = SpheretNorm(1.5, layer=2, **options).double()
+    connection = SpheretNorm(1.5, layer_idx=1, **options).double()
     h, f = (torch.randn(3, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(connection, (h, f))
 
@@ -255,9 +255,9 @@ def test_named_classes_are_their_exponents() -> None:
     torch.manual_seed(0)
     h, f = torch.randn(4, 16), torch.randn(4, 16)
     for connection, p in (
-        (ProjSpheretNorm(layer=3), 1.0),
-        (CaySpheretNorm(layer=3), 2.0),
-        (GeoNorm(layer=3), math.inf),
+        (ProjSpheretNorm(layer_idx=2), 1.0),
+        (CaySpheretNorm(layer_idx=2), 2.0),
+        (GeoNorm(layer_idx=2), math.inf),
     ):
         assert connection.p == p
         torch.testing.assert_close(connection(h, f), retract(h, f, alpha=3**-0.5, p=p))
@@ -271,15 +271,15 @@ def test_named_classes_are_their_exponents() -> None:
         (lambda: SpheretNorm(math.nan), "p = nan"),
         (lambda: SpheretNorm(math.inf, learn_p=True), "cannot be learned"),
         (lambda: SpheretNorm(1e4, learn_p=True), "10000"),
-        (lambda: SpheretNorm(layer=0), "layer = 0: .*from 1"),
+        (lambda: SpheretNorm(layer_idx=-1), "layer_idx = -1: .*from 0"),
         (lambda: SpheretNorm(decay="sqrt"), "'sqrt': choose one of inv-sqrt, inv, none"),
         (lambda: SpheretNorm(alpha_form="exp"), "'exp': choose raw or softplus"),
         (lambda: SpheretNorm(alpha=0.0, alpha_form="softplus"), r"alpha = 0\.0"),
         (lambda: SpheretNorm(alpha=math.inf), "alpha = inf"),
         (lambda: SpheretNorm(update_norm="l2"), "'l2': choose none or rms"),
-        (lambda: ProjSpheretNorm(layer=-1), "layer = -1"),
+        (lambda: ProjSpheretNorm(layer_idx=-1), "layer_idx = -1"),
         (lambda: CaySpheretNorm(decay="x"), "'x'"),
-        (lambda: GeoNorm(layer=0), "layer = 0"),
+        (lambda: GeoNorm(layer_idx=-1), "layer_idx = -1"),
         (lambda: GeoNorm(learn_p=True), "cannot be learned"),
     ],
 )

@@ -104,7 +104,7 @@ def shaken_model(scheme: str) -> GPT:
     """In float64; all vectors away from where they start, some entries of alpha beyond a change of sign."""
     torch.manual_seed(4)
     shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": DIM, "block_size": CONTEXT, "vocab_size": VOCAB}
-    model = GPT(GPTConfig(connection=scheme, **shape)).double()
+    model = GPT(GPTConfig(scheme=scheme, **shape)).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("alpha.weight"):
@@ -143,7 +143,7 @@ def test_gradients_equal_those_of_the_formula(scheme: str) -> None:
 def test_folded_factors_leave_the_logits_as_they_are(scheme: str, bias: bool) -> None:
     torch.manual_seed(0)
     shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": 32, "block_size": CONTEXT, "vocab_size": VOCAB}
-    model = GPT(GPTConfig(connection=scheme, bias=bias, **shape)).eval()
+    model = GPT(GPTConfig(scheme=scheme, bias=bias, **shape)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -164,7 +164,7 @@ def test_folded_factors_leave_the_logits_as_they_are(scheme: str, bias: bool) ->
 @pytest.mark.parametrize("scheme", ["ngpt", "angpt", "angpt:nu=entry", "gpt-qknorm"])
 def test_connections_pass_gradcheck(scheme: str) -> None:
     torch.manual_seed(0)
-    connection = build_connection(scheme, dim=5, n_layers=3).double()
+    connection = build_connection(scheme, dim=5, n_layer=3).double()
     h, f = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     parameters = list(connection.parameters()) if scheme != "gpt-qknorm" else []
     assert torch.autograd.gradcheck(lambda h, f, *_: connection(h, f), (h, f, *parameters))

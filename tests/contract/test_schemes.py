@@ -12,7 +12,7 @@ import spheret
 from spheret.connections import canonical_name, parameter_roles, parse_scheme
 
 SCHEMES = [
-    *spheret.available(),
+    *spheret.list_schemes(),
     "pre-dyt:preset=paper",
     "keel:preset=paper",
     "spheret:p=0.25,preset=paper",
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parametrize("scheme", SCHEMES)
 def build(scheme: str, **changes: int | float) -> spheret.GPT:
     torch.manual_seed(0)
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61} | changes
-    return spheret.GPT(spheret.GPTConfig(connection=scheme, **shape))
+    return spheret.GPT(spheret.GPTConfig(scheme=scheme, **shape))
 
 
 def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,7 +51,7 @@ def test_forward_and_backward(scheme: str) -> None:
 
 def test_loss_falls(scheme: str) -> None:
     model = build(scheme)
-    factor = parse_scheme(scheme).training(n_layers=3).lr_factor
+    factor = parse_scheme(scheme).training(n_layer=3).lr_factor
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 * factor)
     x, y = batch()
     first = model(x, y)[1].item()
@@ -129,7 +129,7 @@ def test_autocast_keeps_the_stream_and_stays_close(scheme: str) -> None:
 
 def test_connection_is_a_drop_in(scheme: str) -> None:
     stream = parse_scheme(scheme).stream(24, 6)
-    connection = spheret.build_connection(scheme, dim=24, layer=2, n_layers=6, stream=stream)
+    connection = spheret.build_connection(scheme, dim=24, layer_idx=1, n_layer=6, stream=stream)
     for shape in ((24,), (5, 24), (2, 3, 24), (0, 24)):
         h, f = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
         before = h.detach().clone(), f.detach().clone()

@@ -35,11 +35,11 @@ class Junction(nn.Module):
 
     def __init__(self, p: float | str = 1.0) -> None:
         super().__init__()
-        self.connection = spheret.build_connection(f"spheret:p={p}", dim=48, layer=2, n_layers=4)
+        self.connection = spheret.build_connection(f"spheret:p={p}", dim=48, layer_idx=1, n_layer=4)
         self.branch = nn.Linear(48, 48, bias=False)
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        stream, read = self.connection.fork(h, f)
+        stream, read = self.connection.combine_and_split(h, f)
         return stream + torch.tanh(self.branch(read))
 
 
@@ -162,7 +162,7 @@ def test_selective_checkpointing_sees_the_operator() -> None:
 def small_gpt() -> spheret.GPT:
     torch.manual_seed(0)
     return spheret.GPT(
-        spheret.GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=97, connection="spheret:p=learn")
+        spheret.GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=97, scheme="spheret:p=learn")
     )
 
 

@@ -205,7 +205,7 @@ def test_compiled_function_transforms(transform: str) -> None:
 
 
 def test_a_checkpoint_may_be_recomputed_under_a_mode_that_was_not_there() -> None:
-    connection = spheret.build_connection("spheret:p=learn-per-layer", dim=8, layer=2, n_layers=4)
+    connection = spheret.build_connection("spheret:p=learn-per-layer", dim=8, layer_idx=1, n_layer=4)
     h, f = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
     with FlopCounterMode(display=False):
         out = checkpoint(connection, h, f, use_reentrant=False)
@@ -232,7 +232,7 @@ def test_a_child_of_a_fork_before_the_first_call(in_new_process: NewProcess) -> 
     code = (
         "import os, torch, spheret\ntorch.set_num_threads(2); torch.randn(1000000).exp()\n"
         "h, f, a = torch.randn(160, 128), torch.randn(160, 128), torch.ones(1)\n"
-        "pid = os.fork()\n"
+        "pid = os.combine_and_split()\n"
         "if pid == 0:\n    [spheret.retract(h, f, alpha=a) for _ in range(3)]\n    os._exit(0)\n"
         "assert os.waitpid(pid, 0)[1] == 0"
     )
@@ -307,7 +307,7 @@ def test_compiled_code_calls_the_operator() -> None:
         return make_boxed_func(graph)
 
     torch._dynamo.reset()
-    connection = spheret.build_connection("proj", dim=8, layer=2, n_layers=4)
+    connection = spheret.build_connection("proj", dim=8, layer_idx=1, n_layer=4)
     h, f = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
     compiled = torch.compile(connection, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
     out = compiled(h, f)
@@ -321,7 +321,7 @@ def test_compiled_code_calls_the_operator() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_graphs_hold_finite_numbers_alone(scheme: str, strict: bool) -> None:
     """Packages of compiled models are JSON inside, which has no NaN and no infinity."""
-    connection = spheret.build_connection(scheme, dim=8, layer=2, n_layers=4)
+    connection = spheret.build_connection(scheme, dim=8, layer_idx=1, n_layer=4)
     program = torch.export.export(connection, (torch.randn(3, 8), torch.randn(3, 8)), strict=strict)
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     nodes = [node for graph in graphs for node in graph.nodes if "spheret" in str(node.target)]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spheret.connections import available
+from spheret.connections import list_schemes
 from spheret.models import GPT, GPTConfig
 
 SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61}
-SCHEMES = available()
+SCHEMES = list_schemes()
 
 
 def build(seed: int = 0, **changes: Any) -> GPT:
@@ -42,8 +42,8 @@ def batch() -> tuple[Tensor, Tensor]:
         ({"dropout": -0.1}, r"dropout = -0\.1"),
         ({"dropout": math.nan}, "dropout = nan"),
         ({"init": "xavier"}, "'xavier': choose auto or nanogpt"),
-        ({"connection": "pre-layernorm"}, "'pre-layernorm': choose one of pre-ln"),
-        ({"connection": "spheret:p=-1"}, "p = -1"),
+        ({"scheme": "pre-layernorm"}, "'pre-layernorm': choose one of pre-ln"),
+        ({"scheme": "spheret:p=-1"}, "p = -1"),
     ],
 )
 def test_config_errors_name_the_value_and_the_fix(changes: dict[str, Any], message: str) -> None:
@@ -103,7 +103,7 @@ def test_targets_may_be_a_view() -> None:
 
 def test_gpt2_small_has_as_many_parameters_as_nanogpt_reports() -> None:
     """nanoGPT prints 123.59M for this shape without biases, position embeddings left out."""
-    config = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, connection="pre-ln")
+    config = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, scheme="pre-ln")
     with torch.device("meta"):
         model = GPT(config)
     block = 12 * 768**2 + 2 * 768
@@ -113,7 +113,7 @@ def test_gpt2_small_has_as_many_parameters_as_nanogpt_reports() -> None:
 
 
 def test_biases_are_counted() -> None:
-    with_bias, without = build(bias=True, connection="pre-ln:bias=true"), build()
+    with_bias, without = build(bias=True, scheme="pre-ln:bias=true"), build()
     added = 2 * (3 * 32 + 32 + 4 * 32 + 32) + 5 * 32
     assert with_bias.num_parameters() - without.num_parameters() == added
 
@@ -126,7 +126,7 @@ def branch_scales(scheme: str, dim: int) -> list[float]:
     over seeds; 1 where the connection reads no more of an output than its direction."""
     scales = torch.zeros(4)
     for seed in range(3):
-        model = build(seed, connection=scheme, n_embd=dim, n_head=dim // 32, vocab_size=257, block_size=32)
+        model = build(seed, scheme=scheme, n_embd=dim, n_head=dim // 32, vocab_size=257, block_size=32)
         tokens = torch.randint(257, (8, 32))
         with torch.no_grad():
             h, found = model.embed(tokens), []
@@ -161,7 +161,7 @@ def test_nanogpt_init_does_depend_on_the_width() -> None:
 
 @pytest.mark.parametrize("scheme", ["pre-ln", "proj"])
 def test_nanogpt_init_has_its_published_scales(scheme: str) -> None:
-    model = build(init="nanogpt", connection=scheme, n_layer=8, n_embd=128, vocab_size=257, block_size=64, bias=True)
+    model = build(init="nanogpt", scheme=scheme, n_layer=8, n_embd=128, vocab_size=257, block_size=64, bias=True)
     for name, parameter in model.named_parameters():
         if name.endswith(("c_proj.weight", "c_attn.weight", "c_fc.weight", "wte.weight", "wpe.weight")):
             expected = 0.02 / math.sqrt(2 * 8) if "c_proj" in name else 0.02
@@ -180,14 +180,14 @@ def test_initial_weights_are_a_function_of_the_seed() -> None:
 
 
 def test_reset_parameters_starts_over() -> None:
-    model = build(connection="spheret:p=learn", bias=True)
+    model = build(scheme="spheret:p=learn", bias=True)
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(9.0)
     torch.manual_seed(0)
     model.reset_parameters()
-    fresh = build(connection="spheret:p=learn", bias=True)
+    fresh = build(scheme="spheret:p=learn", bias=True)
     assert expected.keys() == dict(model.named_parameters()).keys()
     for name, p in model.named_parameters():
         assert (p != 9.0).any(), name
@@ -220,7 +220,7 @@ def test_dropout_reaches_embedding_attention_and_both_sublayers() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_float64(scheme: str) -> None:
-    model = build(connection=scheme)
+    model = build(scheme=scheme)
     x, y = batch()
     logits, loss = model(x, y)
     wide, wide_loss = model.double()(x, y)
@@ -233,7 +233,7 @@ def test_float64(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_bfloat16(scheme: str) -> None:
-    model = build(connection=scheme)
+    model = build(scheme=scheme)
     x, y = batch()
     expected = model(x, y)[1].item()
     logits, loss = model.to(torch.bfloat16)(x, y)

@@ -32,10 +32,10 @@ def names(model: GPT) -> set[str]:
         ({"qk_norm": "ln"}, "qk_norm = 'ln': choose one of auto, none, l2, rms"),
         ({"head": "shared"}, "head = 'shared': choose one of auto, tied, untied"),
         ({"rope_base": 1.0}, r"rope_base = 1\.0"),
-        ({"connection": "ngpt", "mlp": "gelu"}, "mlp = 'gelu' does not go with scheme ngpt, which is built on swiglu"),
-        ({"connection": "angpt", "positions": "learned"}, "positions = 'learned' does not go with scheme angpt"),
-        ({"connection": "ngpt:alpha=0"}, "start = 0 never moves"),
-        ({"connection": "ngpt:qk-scale=0"}, "scale = 0 never moves"),
+        ({"scheme": "ngpt", "mlp": "gelu"}, "mlp = 'gelu' does not go with scheme ngpt, which is built on swiglu"),
+        ({"scheme": "angpt", "positions": "learned"}, "positions = 'learned' does not go with scheme angpt"),
+        ({"scheme": "ngpt:alpha=0"}, "start = 0 never moves"),
+        ({"scheme": "ngpt:qk-scale=0"}, "scale = 0 never moves"),
     ],
     ids=str,
 )
@@ -53,7 +53,7 @@ def test_choices_that_say_what_the_scheme_wants_change_nothing() -> None:
 
 @pytest.mark.parametrize("scheme", ["pre-ln", "proj", "post-ln"])
 def test_every_connection_takes_every_model(scheme: str) -> None:
-    model = build(connection=scheme, positions="rope", mlp="swiglu", qk_norm="rms", head="untied")
+    model = build(scheme=scheme, positions="rope", mlp="swiglu", qk_norm="rms", head="untied")
     wanted = {"lm_head.weight", "blocks.0.attn.q_norm.weight", "blocks.1.attn.k_norm.weight"}
     assert wanted <= names(model) and "wpe.weight" not in names(model)
     assert model.blocks[0].mlp.c_fc.weight.shape == (8 * 16, 16)
@@ -64,15 +64,15 @@ def test_every_connection_takes_every_model(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", WHOLE)
 def test_whole_models_may_be_tied_and_normalised_otherwise(scheme: str) -> None:
-    tied = build(connection=scheme, head="tied")
+    tied = build(scheme=scheme, head="tied")
     assert "lm_head.weight" not in names(tied)
-    named_in_the_scheme = build(connection=f"{scheme}:head=tied")
+    named_in_the_scheme = build(scheme=f"{scheme}:head=tied")
     assert names(named_in_the_scheme) == names(tied)
 
 
 @pytest.mark.parametrize("scheme", WHOLE)
 def test_dropout_and_biases(scheme: str) -> None:
-    model = build(connection=scheme, dropout=0.2, bias=True)
+    model = build(scheme=scheme, dropout=0.2, bias=True)
     idx = torch.randint(11, (2, 8))
     assert not torch.equal(model(idx)[0], model(idx)[0])
     model.eval()
@@ -88,7 +88,7 @@ def test_rms_and_l2_norms_agree_where_their_gains_are_one() -> None:
 
 
 def test_queries_without_a_direction_have_finite_gradients() -> None:
-    model = build(connection="ngpt")
+    model = build(scheme="ngpt")
     with torch.no_grad():
         model.blocks[0].attn.c_attn.weight[:16].zero_()
     _, loss = model(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))
@@ -99,9 +99,9 @@ def test_queries_without_a_direction_have_finite_gradients() -> None:
 def test_parameters_of_the_whole_models() -> None:
     d, v, layers = 16, 11, 2
     weights = 2 * v * d + layers * 16 * d * d
-    assert build(connection="gpt-qknorm").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + d
-    assert build(connection="ngpt").num_parameters() == weights + layers * (2 * d + d + 8 * d) + v
-    assert build(connection="angpt").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + v
+    assert build(scheme="gpt-qknorm").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + d
+    assert build(scheme="ngpt").num_parameters() == weights + layers * (2 * d + d + 8 * d) + v
+    assert build(scheme="angpt").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + v
 
 
 def test_a_scheme_that_is_only_a_connection_asks_for_nothing() -> None:

@@ -17,10 +17,10 @@ def batch() -> Tensor:
     return torch.randint(VOCAB, (3, CONTEXT), generator=torch.Generator().manual_seed(5))
 
 
-def ours(connection: str) -> GPT:
+def ours(scheme: str) -> GPT:
     torch.manual_seed(0)
     shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "vocab_size": VOCAB, "block_size": CONTEXT}
-    return GPT(GPTConfig(connection=connection, **shape)).eval()
+    return GPT(GPTConfig(scheme=scheme, **shape)).eval()
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ def pair(bias: bool) -> tuple[GPT, Any]:
             n_embd=WIDTH,
             vocab_size=VOCAB,
             block_size=CONTEXT,
-            connection=f"pre-ln:bias={str(bias).lower()}",
+            scheme=f"pre-ln:bias={str(bias).lower()}",
             bias=bias,
         )
     ).eval()

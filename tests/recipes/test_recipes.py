@@ -11,30 +11,30 @@ import pytest
 import tyro
 
 from spheret.cli.train import TrainCommand
+from spheret.comparison.plan import CompareConfig
+from spheret.comparison.settings import RunSettings
 from spheret.connections import canonical_name, parse_scheme
+from spheret.costs.flops import count_parameters
 from spheret.data import expected_vocab_size
-from spheret.experiments.flops import count_parameters
-from spheret.experiments.plan import CompareConfig
-from spheret.experiments.settings import RunSettings
-from spheret.recipes import RECIPES, available, recipe
+from spheret.recipes import RECIPES, list_recipes, recipe
 from spheret.recipes.angpt import LADDER
 
-PAPER = [name for name in available() if name.startswith("gpt2-")]
+PAPER = [name for name in list_recipes() if name.startswith("gpt2-")]
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_method_of_a_recipe_can_be_trained(name: str) -> None:
     own = recipe(name)
     assert own.scheme in map(canonical_name, own.schemes)
     for scheme in own.schemes:
         config = recipe(name, scheme=scheme).train_config()
-        assert canonical_name(config.model.connection) == canonical_name(scheme)
+        assert canonical_name(config.model.scheme) == canonical_name(scheme)
         assert config.batch_size % config.grad_accum == 0
         assert config.warmup_steps < config.total_steps
-    assert recipe(name, scheme="spheret:p=3").train_config().model.connection == "spheret:p=3"  # any other, too
+    assert recipe(name, scheme="spheret:p=3").train_config().model.scheme == "spheret:p=3"  # any other, too
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", list_recipes())
 def test_the_flags_of_a_recipe_give_its_run(name: str) -> None:
     for scheme in (None, recipe(name).schemes[-1]):
         planned = recipe(name, scheme=scheme)
@@ -48,7 +48,7 @@ def test_the_flags_of_a_recipe_give_its_run(name: str) -> None:
         assert {k: v for k, v in vars(ours).items() if k != "checkpoint_interval"} == same
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_says_where_its_numbers_come_from(name: str) -> None:
     function = RECIPES[name]
     function = function.func if isinstance(function, partial) else function

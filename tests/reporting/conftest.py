@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spheret.experiments.statistics import summarise, verdict
+from spheret.comparison.statistics import summarise, verdict
 
 UNIGRAM = 3.312
 START = math.log(256)
@@ -130,7 +130,7 @@ def _run(folder: Path, kind: Kind, seed: int, name: str, noise: random.Random) -
     run.mkdir(parents=True)
     metrics = _metrics(loss, until=STEPS if outcome == "finished" else 700)
     (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics), encoding="utf-8")
-    (run / "config.json").write_text(json.dumps({"model": {"connection": kind.name}, "lr": kind.lr, "seed": seed}))
+    (run / "config.json").write_text(json.dumps({"model": {"scheme": kind.name}, "lr": kind.lr, "seed": seed}))
     (run / "run.json").write_text(json.dumps({"outcome": outcome, "reason": reason, "final": {"val_loss": final}}))
     if outcome == "finished":
         (run / "diagnostics.json").write_text(json.dumps(_diagnostics(kind, noise)))

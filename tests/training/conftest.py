@@ -31,12 +31,10 @@ def dataset(data_config: DataConfig) -> Dataset:
 
 @pytest.fixture(scope="session")
 def tiny(data_config: DataConfig) -> Callable[..., TrainConfig]:
-    """Builds a configuration from what differs: `connection` and `dropout` go to the model, the rest to the run."""
+    """Builds a configuration from what differs: `scheme` and `dropout` go to the model, the rest to the run."""
 
-    def build(connection: str = "pre-ln", dropout: float = 0.0, **changes: Any) -> TrainConfig:
-        model = GPTConfig(
-            n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, connection=connection, dropout=dropout
-        )
+    def build(scheme: str = "pre-ln", dropout: float = 0.0, **changes: Any) -> TrainConfig:
+        model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, scheme=scheme, dropout=dropout)
         settings: dict[str, Any] = {"steps": 6, "batch_size": 4, "eval_windows": 8, "log_interval": 1, "device": "cpu"}
         return TrainConfig(model=model, data=data_config, **(settings | changes))
 

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def model() -> GPT:
     torch.manual_seed(0)
-    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, connection="spheret:p=1"))
+    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, scheme="spheret:p=1"))
 
 
 def batch(masked: float, rows: int = 8) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ Tiny = Callable[..., TrainConfig]
 
 
 def test_json_and_back(tiny: Tiny) -> None:
-    config = tiny(connection="spheret:p=0.5", dropout=0.1, lr=1e-3, schedule="wsd", warmup=3)
+    config = tiny(scheme="spheret:p=0.5", dropout=0.1, lr=1e-3, schedule="wsd", warmup=3)
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
 
 

@@ -83,11 +83,9 @@ def test_the_stored_result_is_the_returned_one(tiny: Tiny, tmp_path: Path, datas
     assert train(tiny(), tmp_path / "run", dataset=dataset) == read_result(tmp_path / "run")
 
 
-@pytest.mark.parametrize("connection", ["pre-ln", "spheret:p=learn"])
-def test_the_same_configuration_gives_the_same_run(
-    connection: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
-) -> None:
-    config = tiny(connection=connection, dropout=0.1)
+@pytest.mark.parametrize("scheme", ["pre-ln", "spheret:p=learn"])
+def test_the_same_configuration_gives_the_same_run(scheme: str, tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    config = tiny(scheme=scheme, dropout=0.1)
     torch.manual_seed(5)
     train(config, tmp_path / "a", dataset=dataset)
     torch.rand(3)  # what the caller draws must not matter
@@ -205,7 +203,7 @@ def test_works_without_a_cuda_driver(
 def test_bfloat16_keeps_parameters_in_float32_and_moves_the_scalars(
     tiny: Tiny, tmp_path: Path, dataset: Dataset
 ) -> None:
-    config = tiny(connection="spheret:p=learn", dtype="bfloat16", steps=8, lr=1e-3)
+    config = tiny(scheme="spheret:p=learn", dtype="bfloat16", steps=8, lr=1e-3)
     result = train(config, tmp_path / "low", dataset=dataset)
     full = train(replace(config, dtype="float32"), tmp_path / "full", dataset=dataset)
     assert result.val_loss == pytest.approx(full.val_loss, rel=0.02)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from spheret.connections import available
+from spheret.connections import list_schemes
 from spheret.connections.base import ParameterRole, parameter_roles
 from spheret.models import GPT, GPTConfig
 from spheret.training.optimizer import build_adamw, parameter_groups, set_learning_rate
@@ -31,7 +31,7 @@ class Toy(nn.Module):
 
 
 def scheme_gpt(scheme: str) -> GPT:
-    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, connection=scheme, bias=True))
+    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, scheme=scheme, bias=True))
 
 
 def test_groups_follow_what_the_modules_answer() -> None:
@@ -44,7 +44,7 @@ def test_groups_follow_what_the_modules_answer() -> None:
     assert by_key[0.0, 0.25][0] is toy.gate.slow
 
 
-@pytest.mark.parametrize("scheme", available())
+@pytest.mark.parametrize("scheme", list_schemes())
 def test_every_parameter_of_every_scheme_is_in_one_group_and_scalars_are_not_decayed(scheme: str) -> None:
     model = scheme_gpt(scheme)
     groups = parameter_groups(model, weight_decay=0.1)

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from spheret.connections import available
+from spheret.connections import list_schemes
 from spheret.data import Dataset
 from spheret.training import (
     TrainConfig,
@@ -53,10 +53,10 @@ def interrupted(config: TrainConfig, out: Path, dataset: Dataset, step: int) -> 
         train(config, out, dataset=dataset, on_log=stop_at(step))
 
 
-@pytest.mark.parametrize("connection", available())
-def test_twenty_steps_are_ten_and_ten(connection: str, tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+@pytest.mark.parametrize("scheme", list_schemes())
+def test_twenty_steps_are_ten_and_ten(scheme: str, tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
     """Stopped at step 13, so that three steps after the checkpoint are lost and done again."""
-    config = tiny(connection=connection, dropout=0.1, steps=20, checkpoint_interval=10, eval_interval=5)
+    config = tiny(scheme=scheme, dropout=0.1, steps=20, checkpoint_interval=10, eval_interval=5)
     train(config, tmp_path / "straight", dataset=dataset)
     interrupted(config, tmp_path / "halved", dataset, 13)
     assert [path.name for path in checkpoints(tmp_path / "halved")] == ["step_0000010"]
@@ -72,7 +72,7 @@ def test_twenty_steps_are_ten_and_ten(connection: str, tiny: Tiny, tmp_path: Pat
 
 
 def test_moments_counters_and_dtypes_come_back(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(connection="spheret:p=learn")
+    config = tiny(scheme="spheret:p=learn")
     saved, loaded = trained_state(config, 3), initial_state(config, CPU)
     saved.skipped, saved.seconds = 2, 1.5
     folder = save_checkpoint(tmp_path, saved, config, "data")
@@ -135,8 +135,8 @@ def test_another_configuration_is_refused_by_name(
     interrupted(config, tmp_path, dataset, 4)
     with pytest.raises(ValueError, match=f"other values of {named};"):
         train(replace(config, **changes), tmp_path, dataset=dataset, resume=True)
-    with pytest.raises(ValueError, match=r"other values of model\.connection, model\.n_layer;"):
-        model = replace(config.model, n_layer=3, connection="geonorm")
+    with pytest.raises(ValueError, match=r"other values of model\.n_layer, model\.scheme;"):
+        model = replace(config.model, n_layer=3, scheme="geonorm")
         train(replace(config, model=model), tmp_path, dataset=dataset, resume=True)
 
 

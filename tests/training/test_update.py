@@ -16,7 +16,7 @@ Tiny = Callable[..., TrainConfig]
 
 @pytest.fixture
 def state(tiny: Tiny) -> TrainState:
-    return initial_state(tiny(connection="spheret:p=learn"), torch.device("cpu"))
+    return initial_state(tiny(scheme="spheret:p=learn"), torch.device("cpu"))
 
 
 def step(state: TrainState, poison: float | None = None) -> None:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
+from spheret.benchmarking.op import OpBench, bench_op
+from spheret.benchmarking.step import TABLE_HEADER, StepBench, bench_step, compare_results, to_table
 from spheret.cli.console import output, say
-from spheret.experiments.bench import TABLE_HEADER, StepBench, bench_step, compare_results, to_table
-from spheret.experiments.bench_op import OpBench, bench_op
 from spheret.training.files import write_json
 
 

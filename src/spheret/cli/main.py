@@ -12,7 +12,7 @@ import tyro
 from spheret import __version__
 from spheret.cli import bench, compare, plan, prepare, report, schemes, train
 from spheret.cli.errors import UsageError, as_flags, explain
-from spheret.experiments.compare import ComparisonBusy
+from spheret.comparison.compare import ComparisonBusy
 
 DESCRIPTION = """Sphere-retraction residual connections for transformers: compare schemes, train, report.
 

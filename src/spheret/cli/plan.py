@@ -16,9 +16,9 @@ from rich.console import Console
 from spheret.cli.console import output, say, say_hanging
 from spheret.cli.errors import flags_checked
 from spheret.cli.plan_tables import gpu_table, list_table, memory_table, size_table
-from spheret.experiments.cost import RunCost, run_cost
-from spheret.experiments.gpus import GPUS, check_mfu, find_gpu
-from spheret.recipes import Recipe, available, recipe
+from spheret.costs.cost import RunCost, run_cost
+from spheret.costs.gpus import GPUS, check_mfu, find_gpu
+from spheret.recipes import Recipe, list_recipes, recipe
 from spheret.recipes.registry import find
 
 ALL = "all"
@@ -63,7 +63,7 @@ def run(command: PlanCommand) -> int:
     """Print the list, or the costs; returns the exit code."""
     console = output()
     if not command.name:
-        console.print(list_table({name: recipe(name) for name in available()}))
+        console.print(list_table({name: recipe(name) for name in list_recipes()}))
         say(console, "\n`spheret plan RECIPE` says what one costs, `spheret train --recipe RECIPE` trains it.")
         return 0
     planned = command.recipes()

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from spheret.experiments.cost import RunCost
-from spheret.experiments.gpus import GPU
+from spheret.costs.cost import RunCost
+from spheret.costs.gpus import GPU
 from spheret.recipes import Recipe
 
 

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from spheret.cli.console import is_terminal, say
-from spheret.experiments.compare import Comparison
-from spheret.experiments.plan import RunSpec
-from spheret.experiments.runner import Active, Runner
+from spheret.comparison.compare import Comparison
+from spheret.comparison.plan import RunSpec
+from spheret.comparison.runner import Active, Runner
 from spheret.training import RunResult
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 300.0

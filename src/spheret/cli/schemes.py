@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from spheret.cli.console import output, say, say_hanging
-from spheret.connections import available, parse_scheme
+from spheret.connections import list_schemes, parse_scheme
 from spheret.connections.base import Scheme
 
 LEGEND = (
@@ -50,7 +50,7 @@ def run(command: SchemesCommand) -> int:
 
 def _list(console: Console) -> None:
     """Every scheme on a line of its own; members of one family stand together above the facts they share."""
-    for _, family in groupby(available(), key=lambda name: type(parse_scheme(name))):
+    for _, family in groupby(list_schemes(), key=lambda name: type(parse_scheme(name))):
         names = list(family)
         width = max(map(len, names))
         for name in names:
@@ -101,7 +101,7 @@ def _parameters(scheme: Scheme) -> str:
     widths = (64, 128)
     streams = [scheme.stream(width, 2) for width in widths]
     connections = [
-        scheme.connection(width, layer=2, n_layers=2, stream=stream)
+        scheme.connection(width, layer_idx=1, n_layer=2, stream=stream)
         for width, stream in zip(widths, streams, strict=True)
     ]
     return f"{_size(connections, widths)} in a connection, {_size(streams, widths)} at the two ends of the model"

@@ -12,9 +12,9 @@ from typing import Any
 from spheret.cli.console import output, say
 from spheret.cli.errors import UsageError, flags_checked
 from spheret.cli.progress import duration
+from spheret.comparison.settings import RunSettings, scheme_lr
 from spheret.connections import canonical_name
 from spheret.data import prepare
-from spheret.experiments.settings import RunSettings, scheme_lr
 from spheret.recipes import recipe
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.files import CONFIG, RUN

@@ -7,7 +7,7 @@ from spheret.connections.peri_ln import PeriLN
 from spheret.connections.post_ln import PostLN
 from spheret.connections.pre_dyt import PreDyT
 from spheret.connections.pre_ln import PreLN
-from spheret.connections.registry import available, build_connection, canonical_name, parse_scheme
+from spheret.connections.registry import build_connection, canonical_name, list_schemes, parse_scheme
 from spheret.connections.spheret import CaySpheretNorm, ProjSpheretNorm, SpheretNorm
 
 __all__ = [
@@ -25,9 +25,9 @@ __all__ = [
     "Scheme",
     "SpheretNorm",
     "Stream",
-    "available",
     "build_connection",
     "canonical_name",
+    "list_schemes",
     "parameter_roles",
     "parse_scheme",
 ]

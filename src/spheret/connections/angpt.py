@@ -131,17 +131,17 @@ class ANGPTScheme(Scheme):
     qk_norm: Literal["rms", "l2", "none"] = "rms"
     head: Literal["untied", "tied"] = "untied"
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return BoundedRows()
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         alpha = scaling(self.alpha, self.alpha_scale, dim)
         width = dim if self.alpha_shape == "vector" else 1
         return ApproximateStep(width, alpha, self.nu, positive=self.positive)
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(embedding_std=1 / math.sqrt(dim))
 
     def model_options(self, dim: int, head_dim: int) -> ModelOptions:
@@ -157,6 +157,6 @@ class ANGPTScheme(Scheme):
             fixed=frozenset({"mlp", "positions"}),
         )
 
-    def training(self, n_layers: int) -> TrainingDefaults:
+    def training(self, n_layer: int) -> TrainingDefaults:
         # The first, aligned updates add up over the layers, and nothing brings a state back.
-        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(4.0, 12 / n_layers))
+        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(4.0, 12 / n_layer))

@@ -79,7 +79,7 @@ class Connection(nn.Module, ABC):
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
         return self.combine(h, f)
 
-    def fork(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_and_split(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """``combine`` for its two readers: the residual stream, and the ``branch_input`` of the next sublayer.
 
         The same numbers. A fused connection makes two tensors of them, the second in the dtype in which sublayers
@@ -182,16 +182,16 @@ class Scheme(ABC):
 
     @abstractmethod
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        """The connection behind sublayer ``sublayer`` (0 or 1) of block ``layer`` (1-based) of ``n_layers``."""
+        """The connection behind sublayer ``sublayer`` (0 or 1) of block ``layer_idx`` (from 0) of ``n_layer``."""
 
     @abstractmethod
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         """The two ends of the stream for a model of this width and depth."""
 
     @abstractmethod
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         """Initial weight scales for a model of this width and depth."""
 
     def model_options(self, dim: int, head_dim: int) -> ModelOptions:
@@ -199,7 +199,7 @@ class Scheme(ABC):
         GPT-2's architecture."""
         return ModelOptions()
 
-    def training(self, n_layers: int) -> TrainingDefaults:
+    def training(self, n_layer: int) -> TrainingDefaults:
         """What a run with a model of this depth should use unless its user says otherwise."""
         return TrainingDefaults()
 

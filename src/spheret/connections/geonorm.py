@@ -18,8 +18,8 @@ from spheret.connections.spheret import SpheretNorm, SpheretScheme
 class GeoNorm(SpheretNorm):
     """p = inf: geodesics of the sphere."""
 
-    def __init__(self, *, layer: int = 1, **options: float | bool | str) -> None:
-        super().__init__(math.inf, layer=layer, **options)  # type: ignore[arg-type]
+    def __init__(self, *, layer_idx: int = 0, **options: float | bool | str) -> None:
+        super().__init__(math.inf, layer_idx=layer_idx, **options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,19 +82,19 @@ class GPTQKNormScheme(Scheme):
     embedding_gain: float = 1.0
     residual: float | None = None
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return FinalRMS(dim)
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         return PreRMS(dim)
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer) if self.residual is None else self.residual,
         )
 
     def model_options(self, dim: int, head_dim: int) -> ModelOptions:

@@ -108,22 +108,22 @@ in the first block h' = h + F(Norm(h)), then h' = Norm(h + F(Norm(h)))"""
         if not self.eps > 0:
             raise ValueError(f"eps = {self.eps}: a norm needs a small number above 0, for example 1e-5")
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return NormedEnds(self.norm, dim, entry=False, eps=self.eps)
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        return Keel(dim, self._skip_factor(layer, n_layers, sublayer), self.norm, self.eps)
+        return Keel(dim, self._skip_factor(layer_idx, n_layer, sublayer), self.norm, self.eps)
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer) if self.residual is None else self.residual,
         )
 
-    def _skip_factor(self, layer: int, n_layers: int, sublayer: int) -> float | None:
-        if layer == 1:
+    def _skip_factor(self, layer_idx: int, n_layer: int, sublayer: int) -> float | None:
+        if layer_idx == 0:
             return None if sublayer == 0 or self.first_block == "pre-ln" else 1.0
-        return float(SUBLAYERS_PER_LAYER * n_layers) if self.alpha is None else self.alpha
+        return float(SUBLAYERS_PER_LAYER * n_layer) if self.alpha is None else self.alpha

@@ -104,15 +104,15 @@ class NGPTScheme(Scheme):
     weights: Literal["unit", "bounded"] = "unit"
     head: Literal["untied", "tied"] = "untied"
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return UnitSphere(bounded=self.weights == "bounded")
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         return NormalisedStep(dim, scaling(self.alpha, self.alpha_scale, dim))
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(embedding_std=1 / math.sqrt(dim))
 
     def model_options(self, dim: int, head_dim: int) -> ModelOptions:
@@ -128,5 +128,5 @@ class NGPTScheme(Scheme):
             fixed=frozenset({"mlp", "qk_norm"}),
         )
 
-    def training(self, n_layers: int) -> TrainingDefaults:
+    def training(self, n_layer: int) -> TrainingDefaults:
         return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=6.0)

@@ -86,15 +86,15 @@ class PeriLNScheme(Scheme):
         if not self.eps > 0:
             raise ValueError(f"eps = {self.eps}: a norm needs a small number above 0, for example 1e-5")
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return NormedEnds(self.norm, dim, entry=self.embedding_norm, eps=self.eps)
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         return PeriLN(dim, self.norm, self.eps)
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         normalised, plain = tied_embedding_std(dim, self.embedding_gain), self.embedding_gain / math.sqrt(dim)
         return InitRule(
             embedding_std=normalised if self.embedding_norm else plain, gain=self.gain, residual_gain=self.residual

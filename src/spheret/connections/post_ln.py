@@ -74,17 +74,17 @@ class PostLNScheme(Scheme):
     branch: float | None = None
     residual: float = 1.0
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return EntryNorm(dim, self.bias)
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         return PostLN(
-            dim, self.bias, 1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.branch is None else self.branch
+            dim, self.bias, 1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer) if self.branch is None else self.branch
         )
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(
             embedding_std=tied_embedding_std(dim, self.embedding_gain),
             gain=self.gain,

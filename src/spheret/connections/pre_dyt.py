@@ -148,7 +148,7 @@ class PreDyTScheme(Scheme):
     embedding_gain: float = 1.0
     residual: float | None = None
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return ScaledEntry(
             dim,
             scale=math.sqrt(dim) if self.embed_scale == "sqrt-d" else None,
@@ -157,14 +157,14 @@ class PreDyTScheme(Scheme):
         )
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         given = (self.attention_alpha, self.mlp_alpha)[sublayer]
         return PreDyT(dim, default_alpha(dim)[sublayer] if given is None else given, self.beta)
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer) if self.residual is None else self.residual,
         )

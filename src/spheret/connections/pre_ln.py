@@ -91,17 +91,17 @@ class PreLNScheme(Scheme):
         if self.bias and self.norm != "layernorm":
             raise ValueError(f"bias = true: norm={self.norm} has none; take norm=layernorm, or leave bias away")
 
-    def stream(self, dim: int, n_layers: int) -> Stream:
+    def stream(self, dim: int, n_layer: int) -> Stream:
         return FinalNorm(dim, self.bias, self.norm)
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
         return PreLN(dim, self.bias, self.branch, self.norm)
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(
             embedding_std=self.embedding_gain / math.sqrt(dim),
             gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layers) if self.residual is None else self.residual,
+            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer) if self.residual is None else self.residual,
         )

@@ -35,11 +35,11 @@ SCHEMES: dict[str, type[Scheme]] = {
     "angpt": ANGPTScheme,
 }
 ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
-# What `available` lists for a scheme that is a family: members worth a row of their own.
+# What `list_schemes` lists for a scheme that is a family: members worth a row of their own.
 FAMILY = ("spheret:p=0.5", "spheret:p=learn", "spheret:p=learn-per-layer")
 
 
-def available() -> list[str]:
+def list_schemes() -> list[str]:
     """Names of all schemes; ``spheret:p=<x>`` takes any x in (0, inf]."""
     return [name for name in SCHEMES if name != "spheret"] + list(ALIASES) + list(FAMILY)
 
@@ -57,7 +57,7 @@ def parse_scheme(spec: str | Scheme) -> Scheme:
         name, _, base = ALIASES[name].partition(":")
         text = f"{base},{text}" if text else base
     if name not in SCHEMES:
-        raise ValueError(f"unknown scheme {name!r}: choose one of {', '.join(available())}")
+        raise ValueError(f"unknown scheme {name!r}: choose one of {', '.join(list_schemes())}")
     cls = SCHEMES[name]
     types_by_key = _option_types(cls)
     options: dict[str, Any] = {}
@@ -94,27 +94,27 @@ def build_connection(
     spec: str | Scheme,
     *,
     dim: int,
-    layer: int = 1,
-    n_layers: int,
+    layer_idx: int = 0,
+    n_layer: int,
     sublayer: int = 0,
     stream: Stream | None = None,
 ) -> Connection:
-    """One drop-in connection for sublayer ``sublayer`` (0 or 1) of block ``layer`` (1-based) of ``n_layers`` in a model
-    of width ``dim``.
+    """One drop-in connection for sublayer ``sublayer`` (0 or 1) of block ``layer_idx`` (from 0) of ``n_layer``, in a
+    model of width ``dim``.
 
     In a block, ``h = conn(h, F(conn.branch_input(h)))``: only with ``branch_input`` does a scheme that normalises in
     front of the sublayer do so. Options on the ends of the network and on initial weights (``final_norm``,
     ``learn_radius``, ``gain``, ...) have no say here, and of a scheme that is a whole model this is the residual alone:
     what it asks of the rest is ``parse_scheme(spec).model_options(...)``. What connections share, a radius to
-    re-project onto and the single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layers)``;
+    re-project onto and the single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layer)``;
     without it, ``p=learn`` is an exponent of this connection alone.
 
     Raises:
-        ValueError: an unknown scheme or option, a layer outside the model, or ``reproject=true`` without a stream.
+        ValueError: an unknown scheme or option, a layer_idx outside the model, or ``reproject=true`` without a stream.
     """
-    if not 1 <= layer <= n_layers:
-        raise ValueError(f"layer = {layer}: blocks are counted from 1 to n_layers = {n_layers}")
-    return parse_scheme(spec).connection(dim, layer=layer, n_layers=n_layers, sublayer=sublayer, stream=stream)
+    if not 0 <= layer_idx < n_layer:
+        raise ValueError(f"layer_idx = {layer_idx}: blocks are counted from 0 to n_layer - 1 = {n_layer - 1}")
+    return parse_scheme(spec).connection(dim, layer_idx=layer_idx, n_layer=n_layer, sublayer=sublayer, stream=stream)
 
 
 def _option_types(cls: type[Scheme]) -> dict[str, Any]:

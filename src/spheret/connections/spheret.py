@@ -43,14 +43,14 @@ def decay_factor(decay: str, index: int) -> float:
     return factors[decay]
 
 
-def default_alpha(n_layers: int) -> float:
+def default_alpha(n_layer: int) -> float:
     """Where alpha starts: ``2 / sqrt(L)``, at most 1.
 
     With lambda_l = 1/sqrt(l) the steps of all 2L sublayers then sum to about 8 at every depth. That sum decides:
     early in training every update aligns with the mean state, a sublayer multiplies the rest of a token's signal by
     ``1 - s c``, and a start of 1 (sum ``4 sqrt(L)``) collapses from 24 layers on, as a start of 1/2 does at 72.
     """
-    return min(1.0, 2 / math.sqrt(n_layers))
+    return min(1.0, 2 / math.sqrt(n_layer))
 
 
 class SpheretNorm(Connection):
@@ -58,7 +58,7 @@ class SpheretNorm(Connection):
 
     Args:
         p: exponent in (0, inf].
-        layer: 1-based index l of the block, for the decay lambda_l.
+        layer_idx: index of the block, from 0; the equations' l is layer_idx + 1.
         alpha: initial step size.
         learn_p: learn the exponent, starting at ``p``.
         decay: ``inv-sqrt`` (the paper's), ``inv`` or ``none``.
@@ -74,7 +74,7 @@ class SpheretNorm(Connection):
         self,
         p: float = 1.0,
         *,
-        layer: int = 1,
+        layer_idx: int = 0,
         alpha: float = 1.0,
         learn_p: bool = False,
         decay: str = "inv-sqrt",
@@ -85,8 +85,8 @@ class SpheretNorm(Connection):
         radius: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if layer < 1:
-            raise ValueError(f"layer = {layer}: blocks are counted from 1")
+        if layer_idx < 0:
+            raise ValueError(f"layer_idx = {layer_idx}: blocks are counted from 0")
         if not p > 0:
             raise ValueError(f"p = {p}: the exponent must lie in (0, inf]")
         if learn_p and math.isinf(p):
@@ -94,7 +94,7 @@ class SpheretNorm(Connection):
         if update_norm not in ("none", "rms"):
             raise ValueError(f"update_norm {update_norm!r}: choose none or rms")
         self.p, self.project, self.update_norm = float(p), project, update_norm
-        self.step = StepSize(alpha, decay_factor(decay, layer), alpha_form)
+        self.step = StepSize(alpha, decay_factor(decay, layer_idx + 1), alpha_form)
         self.exponent = LearnedExponent(self.p) if learn_p else None
         # Shared modules belong to the stream: held in a tuple, they are not registered a second time here.
         self._shared = (exponent, radius)
@@ -129,9 +129,9 @@ class SpheretNorm(Connection):
             return add_and_project(h, f, alpha=self.step(), p=self.current_p(), radius=radius)
         return retract(h, f, alpha=self.step.alpha(), decay=self.step.scale, p=self._exponent(), radius=radius)
 
-    def fork(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_and_split(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         if not self.project:
-            return super().fork(h, f)
+            return super().combine_and_split(h, f)
         step = self.step
         return retract_for_two(
             h,
@@ -150,15 +150,15 @@ class SpheretNorm(Connection):
 class ProjSpheretNorm(SpheretNorm):
     """p = 1: the metric (gnomonic) projection."""
 
-    def __init__(self, *, layer: int = 1, **options: float | bool | str) -> None:
-        super().__init__(1.0, layer=layer, **options)  # type: ignore[arg-type]
+    def __init__(self, *, layer_idx: int = 0, **options: float | bool | str) -> None:
+        super().__init__(1.0, layer_idx=layer_idx, **options)  # type: ignore[arg-type]
 
 
 class CaySpheretNorm(SpheretNorm):
     """p = 2: the Cayley (stereographic) retraction."""
 
-    def __init__(self, *, layer: int = 1, **options: float | bool | str) -> None:
-        super().__init__(2.0, layer=layer, **options)  # type: ignore[arg-type]
+    def __init__(self, *, layer_idx: int = 0, **options: float | bool | str) -> None:
+        super().__init__(2.0, layer_idx=layer_idx, **options)  # type: ignore[arg-type]
 
 
 def sublayer_dtype(h: Tensor) -> torch.dtype:
@@ -247,7 +247,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         }
         return known.get(self.p, f"p-SpheretNorm: p = {self.p:g}, theta = p arctan(beta/p) (arXiv 2608.02668)")
 
-    def stream(self, dim: int, n_layers: int) -> SphereStream:
+    def stream(self, dim: int, n_layer: int) -> SphereStream:
         exponent = LearnedExponent(self.p_start) if self.p == LEARN else None
         return SphereStream(
             dim,
@@ -258,21 +258,21 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         )
 
     def connection(
-        self, dim: int, *, layer: int, n_layers: int, sublayer: int = 0, stream: Stream | None = None
+        self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> SpheretNorm:
         shared = stream if isinstance(stream, SphereStream) else None
         if self.reproject and shared is None:
             raise ValueError(
                 "reproject=true: the radius to project onto belongs to the stream; build it once, stream = "
-                "spheret.connections.parse_scheme(...).stream(dim, n_layers), use stream.enter behind the embedding, "
+                "spheret.connections.parse_scheme(...).stream(dim, n_layer), use stream.enter behind the embedding, "
                 "and give stream=stream to every connection; or give SpheretNorm a radius"
             )
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
-        index = layer if self.count == "block" else SUBLAYERS_PER_LAYER * (layer - 1) + sublayer + 1
+        index = layer_idx if self.count == "block" else SUBLAYERS_PER_LAYER * layer_idx + sublayer
         return SpheretNorm(
             self.p_start if isinstance(self.p, str) else float(self.p),
-            layer=index,
-            alpha=default_alpha(n_layers) if self.alpha is None else self.alpha,
+            layer_idx=index,
+            alpha=default_alpha(n_layer) if self.alpha is None else self.alpha,
             learn_p=own_p,
             decay=self.decay,
             alpha_form=self.alpha_form,
@@ -282,5 +282,5 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             radius=shared.radius if shared is not None and self.reproject else None,
         )
 
-    def init_rule(self, dim: int, n_layers: int) -> InitRule:
+    def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(embedding_std=tied_embedding_std(dim, self.embedding_gain), gain=self.gain)

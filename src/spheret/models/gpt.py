@@ -33,7 +33,7 @@ class GPTConfig:
         n_embd: width d of the hidden state.
         block_size: longest context, tokens.
         vocab_size: rows of the embedding and of the tied head.
-        connection: scheme of the residual connections, for example ``spheret:p=1``.
+        scheme: name of the residual scheme, for example ``spheret:p=1``.
         dropout: probability, everywhere nanoGPT has one.
         bias: biases in the linear layers (normalisation biases are the scheme's option).
         init: ``auto`` (width-aware, as the scheme wants it) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2
@@ -52,7 +52,7 @@ class GPTConfig:
     n_embd: int = 128
     block_size: int = 128
     vocab_size: int = 50304
-    connection: str = "pre-ln"
+    scheme: str = "pre-ln"
     dropout: float = 0.0
     bias: bool = False
     init: str = "auto"
@@ -82,8 +82,8 @@ class GPTConfig:
     def options(self) -> ModelOptions:
         """The model around the connections: what the scheme asks for, with what is chosen here in its place."""
         head_dim = self.n_embd // self.n_head
-        wanted = parse_scheme(self.connection).model_options(self.n_embd, head_dim)
-        options = resolve(wanted, {name: getattr(self, name) for name in CHOICES}, self.connection, self.folded)
+        wanted = parse_scheme(self.scheme).model_options(self.n_embd, head_dim)
+        options = resolve(wanted, {name: getattr(self, name) for name in CHOICES}, self.scheme, self.folded)
         if options.positions == "rope" and head_dim % 2:
             raise ValueError(
                 f"n_embd = {self.n_embd}, n_head = {self.n_head}: rotary positions need heads of even width, "
@@ -119,11 +119,11 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream (B, T, d), and the same numbers for the first sublayer to read; see
-        :meth:`Connection.fork`."""
-        h, read = self.attn_connection.fork(h, self.attn(self.attn_connection.branch_input(read)))
+        :meth:`Connection.combine_and_split`."""
+        h, read = self.attn_connection.combine_and_split(h, self.attn(self.attn_connection.branch_input(read)))
         f = self.mlp(self.mlp_connection.branch_input(read))
         if not self.last:
-            return self.mlp_connection.fork(h, f)
+            return self.mlp_connection.combine_and_split(h, f)
         h = self.mlp_connection(h, f)  # the head is the only reader
         return h, h
 
@@ -134,25 +134,25 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.scheme = parse_scheme(config.connection)
+        self.scheme = parse_scheme(config.scheme)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         options = config.options()
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if options.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
         self.stream = self.scheme.stream(config.n_embd, config.n_layer)
         self.blocks = nn.ModuleList(
-            Block(config, self._connection(layer, 0), self._connection(layer, 1), last=layer == config.n_layer)
-            for layer in range(1, config.n_layer + 1)
+            Block(config, self._connection(i, 0), self._connection(i, 1), last=i == config.n_layer - 1)
+            for i in range(config.n_layer)
         )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False) if options.head == "untied" else None
         scale = options.logit_scale
         self.logit_scale = None if scale is None else ScaledVector(config.vocab_size, scale)
         self.reset_parameters()
 
-    def _connection(self, layer: int, sublayer: int) -> Connection:
+    def _connection(self, layer_idx: int, sublayer: int) -> Connection:
         config = self.config
         return self.scheme.connection(
-            config.n_embd, layer=layer, n_layers=config.n_layer, sublayer=sublayer, stream=self.stream
+            config.n_embd, layer_idx=layer_idx, n_layer=config.n_layer, sublayer=sublayer, stream=self.stream
         )
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

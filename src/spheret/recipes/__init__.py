@@ -9,6 +9,6 @@ hand* from somebody else's notes, *derived*, *guessed*, or *ours*.
 from __future__ import annotations
 
 from spheret.recipes.base import Recipe
-from spheret.recipes.registry import RECIPES, available, recipe
+from spheret.recipes.registry import RECIPES, list_recipes, recipe
 
-__all__ = ["RECIPES", "Recipe", "available", "recipe"]
+__all__ = ["RECIPES", "Recipe", "list_recipes", "recipe"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from spheret.experiments.settings import RunSettings
+from spheret.comparison.settings import RunSettings
 from spheret.recipes.base import Recipe
 
 METHODS = ("angpt", "gpt-qknorm", "ngpt")

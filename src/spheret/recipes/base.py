@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spheret.comparison.settings import RunSettings, flags, scheme_lr
 from spheret.connections import canonical_name
 from spheret.data import expected_vocab_size
-from spheret.experiments.settings import RunSettings, flags, scheme_lr
 from spheret.training import TrainConfig
 
 

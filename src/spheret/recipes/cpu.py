@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spheret.experiments.plan import CompareConfig
-from spheret.experiments.settings import RunSettings
+from spheret.comparison.plan import CompareConfig
+from spheret.comparison.settings import RunSettings
 from spheret.recipes.base import Recipe
 
 

@@ -12,7 +12,7 @@ micro-batches that fit a GPU of 80 GB. The papers' reading of a scheme is its pr
 
 from __future__ import annotations
 
-from spheret.experiments.settings import RunSettings
+from spheret.comparison.settings import RunSettings
 from spheret.recipes.base import Recipe
 
 METHODS = ("proj", "cay", "geonorm", "pre-ln", "post-ln", "pre-dyt", "peri-ln", "keel")

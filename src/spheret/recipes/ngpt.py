@@ -8,8 +8,8 @@ micro-batches that fit a GPU of 80 GB, evaluation, and the learning rates of the
 
 from __future__ import annotations
 
+from spheret.comparison.settings import RunSettings
 from spheret.connections import canonical_name
-from spheret.experiments.settings import RunSettings
 from spheret.recipes.base import Recipe
 
 METHODS = ("ngpt", "gpt-qknorm", "angpt")

@@ -23,7 +23,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 }
 
 
-def available() -> list[str]:
+def list_recipes() -> list[str]:
     """Names of all recipes."""
     return list(RECIPES)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from spheret.experiments.statistics import has_finished
+from spheret.comparison.statistics import has_finished
 from spheret.reporting.collect import Comparison, RunFolder
 from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, render, styled
 

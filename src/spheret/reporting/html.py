@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
-from spheret.experiments.statistics import has_finished, perplexity_change, verdict
+from spheret.comparison.statistics import has_finished, perplexity_change, verdict
 from spheret.reporting import table
 from spheret.reporting.style import Plot
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from spheret.experiments.statistics import call, has_finished
+from spheret.comparison.statistics import call, has_finished
 from spheret.reporting.scale import Limits, difference_limits, robust_limits
 from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, plain, render, styled
 

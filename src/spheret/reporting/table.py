@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from spheret.experiments.statistics import call
+from spheret.comparison.statistics import call
 
 MISSING = "-"
 NAME_WIDTH, FOLD_NAMES_ABOVE = 12, 30

@@ -7,17 +7,17 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from spheret.connections import available
-from spheret.experiments.cost import run_cost
-from spheret.experiments.flops import block_flops, count_parameters, forward_flops, training_flops
-from spheret.experiments.gpus import GPUS, find_gpu
+from spheret.connections import list_schemes
+from spheret.costs.cost import run_cost
+from spheret.costs.flops import block_flops, count_parameters, forward_flops, training_flops
+from spheret.costs.gpus import GPUS, find_gpu
 from spheret.models import GPT, GPTConfig
 from spheret.training import TrainConfig
 
 
-@pytest.mark.parametrize("scheme", available())
+@pytest.mark.parametrize("scheme", list_schemes())
 def test_flops_are_those_that_pytorch_counts(scheme: str) -> None:
-    config = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=48, vocab_size=101, connection=scheme)
+    config = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=48, vocab_size=101, scheme=scheme)
     model, tokens = GPT(config), torch.zeros(3, 48, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
         _, loss = model(tokens, tokens)

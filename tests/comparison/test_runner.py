@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spheret.experiments.runner import MetricsTail, cpu_cores, threads_per_run
-from spheret.experiments.worker import ERROR_FILE, ended_result, explain_exit
+from spheret.comparison.runner import MetricsTail, cpu_cores, threads_per_run
+from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit
 
 
 def test_the_tail_of_metrics_takes_whole_lines_as_they_come(tmp_path: Path) -> None:

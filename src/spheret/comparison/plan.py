@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 from spheret import __version__
+from spheret.comparison.settings import RunSettings, default_lr, flags, scheme_lr
 from spheret.connections import canonical_name, parse_scheme
-from spheret.experiments.settings import RunSettings, default_lr, flags, scheme_lr
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.folder import MAY_CHANGE
@@ -133,7 +133,7 @@ def _digest(run: TrainConfig, fingerprint: str) -> str:
     The scheme counts with all its options, and our version counts: defaults may change from one to the next.
     """
     values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
-    values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.connection))
+    values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.scheme))
     values["spheret"] = __version__
     if run.dtype == "auto" and resolve_dtype("auto", resolve_device(run.device)) == torch.bfloat16:
         values["dtype"] = "bfloat16"  # not the run that `auto` is on a CPU: a table must not mix the two

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from spheret.experiments.compare import Comparison, compare, failures, warnings_of
-from spheret.experiments.plan import TUNING_SEED, CompareConfig
-from spheret.experiments.worker import LOCK_FILE, WARNINGS_FILE, warnings_kept
+from spheret.comparison.compare import Comparison, compare, failures, warnings_of
+from spheret.comparison.plan import TUNING_SEED, CompareConfig
+from spheret.comparison.worker import LOCK_FILE, WARNINGS_FILE, warnings_kept
 
 Results = dict[str, Any]
 BROKEN = "pre-ln:gain=1e38"

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from spheret.connections import available
-from spheret.experiments.bench_bytes import peak_cpu_bytes
-from spheret.experiments.memory import StepMemory, in_bfloat16, recompute_blocks, step_memory
+from spheret.benchmarking.bytes import peak_cpu_bytes
+from spheret.connections import list_schemes
+from spheret.costs.memory import StepMemory, in_bfloat16, recompute_blocks, step_memory
 from spheret.models import GPTConfig
 from spheret.training import TrainConfig
 from spheret.training.accumulate import accumulate_gradients, clip_gradients
@@ -28,7 +28,7 @@ GPT2_LARGE = {"n_layer": 36, "n_head": 20, "n_embd": 1280, "block_size": 1024, "
 
 def config(scheme: str, **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {"batch_size": 4, "dtype": "float32", "device": "cpu", **changes}
-    return TrainConfig(model=GPTConfig(connection=scheme, **SHAPE), **settings)
+    return TrainConfig(model=GPTConfig(scheme=scheme, **SHAPE), **settings)
 
 
 class RealStep:
@@ -73,7 +73,7 @@ class RealStep:
         return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in known)
 
 
-@pytest.mark.parametrize("scheme", available())
+@pytest.mark.parametrize("scheme", list_schemes())
 def test_bytes_agree_with_a_real_step(scheme: str) -> None:
     run = config(scheme)
     counted, real = step_memory(run), RealStep(run)
@@ -116,7 +116,7 @@ def test_activations_are_proportional_to_the_rows_and_linear_in_the_depth() -> N
     def activations(change: Callable[[dict[str, int]], None], rows: int = 4) -> int:
         shape = dict(SHAPE)
         change(shape)
-        model = GPTConfig(connection="proj", **shape)
+        model = GPTConfig(scheme="proj", **shape)
         return step_memory(TrainConfig(model=model, batch_size=rows, device="cpu")).activations
 
     depths = [activations(lambda shape, n=n: shape.update(n_layer=n)) for n in (2, 3, 6)]
@@ -126,7 +126,7 @@ def test_activations_are_proportional_to_the_rows_and_linear_in_the_depth() -> N
 
 
 def test_nothing_is_allocated_for_a_large_model() -> None:
-    run = TrainConfig(model=GPTConfig(connection="cay", **GPT2_LARGE | {"n_layer": 2}), batch_size=64)
+    run = TrainConfig(model=GPTConfig(scheme="cay", **GPT2_LARGE | {"n_layer": 2}), batch_size=64)
     assert peak_cpu_bytes(lambda: step_memory(run)) < 1e6
     assert step_memory(run).peak > 50e9
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spheret.experiments.plan import CompareConfig, seed_runs, tuning_runs
+from spheret.comparison.plan import CompareConfig, seed_runs, tuning_runs
 
 CONFIG = CompareConfig(schemes=("pre-ln", "proj"), lrs=(1e-3, 2e-3), seeds=3, steps=10)
 

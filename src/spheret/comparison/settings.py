@@ -99,7 +99,7 @@ class RunSettings:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys() - {"data"}
-        model = GPTConfig(vocab_size=padded, connection=scheme, **{k: own[k] for k in model_fields})
+        model = GPTConfig(vocab_size=padded, scheme=scheme, **{k: own[k] for k in model_fields})
         rest = {k: own[k] for k in train_fields} | self._method(scheme)
         return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from spheret.experiments.statistics import (
+from spheret.comparison.statistics import (
     call,
     holm,
     losses_by_seed,
@@ -305,7 +305,7 @@ def test_verdict_and_summary_hold_for_any_mixture_of_outcomes(table: list[list[f
 
 
 def test_import_does_not_load_scipy() -> None:
-    code = "import sys, spheret.experiments.statistics; raise SystemExit('scipy' in sys.modules)"
+    code = "import sys, spheret.comparison.statistics; raise SystemExit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
+from spheret.benchmarking.nanogpt import NanoGPT, configure_adamw
+from spheret.benchmarking.results import TABLE_HEADER, Regression, compare_results, timing, to_table
+from spheret.benchmarking.rounds import balanced_order
 from spheret.connections import canonical_name
-from spheret.experiments.bench_bytes import keep_freed_memory, peak_cpu_bytes
-from spheret.experiments.bench_results import TABLE_HEADER, Regression, compare_results, timing, to_table
-from spheret.experiments.nanogpt import NanoGPT, configure_adamw
-from spheret.experiments.rounds import balanced_order
 from spheret.models import GPT, GPTConfig
 from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
 from spheret.training.environment import machine, versions
@@ -91,7 +91,7 @@ class StepBench:
     def model(self, scheme: str) -> GPTConfig:
         """The model of this shape with this scheme."""
         shape = {name: getattr(self, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
-        return GPTConfig(connection=scheme, **shape)
+        return GPTConfig(scheme=scheme, **shape)
 
 
 @dataclass

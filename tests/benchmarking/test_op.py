@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from spheret.benchmarking import op as module
+from spheret.benchmarking.op import ADD, COPY, Junction, OpBench, bench_op
+from spheret.benchmarking.step import to_table
 from spheret.connections import build_connection
-from spheret.experiments import bench_op as module
-from spheret.experiments.bench import to_table
-from spheret.experiments.bench_op import ADD, COPY, Junction, OpBench, bench_op
 
 TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16, dim=8, rounds=3, warmup=1)
 
@@ -46,7 +46,7 @@ def test_the_caches_are_emptied_before_every_call(monkeypatch: pytest.MonkeyPatc
 
 def test_a_junction_makes_the_stream_and_the_next_input() -> None:
     h, f = torch.randn(3, 8), torch.randn(3, 8)
-    pre_ln = build_connection("pre-ln", dim=8, n_layers=2)
+    pre_ln = build_connection("pre-ln", dim=8, n_layer=2)
     stream, branch = Junction(pre_ln)(h, f)
     torch.testing.assert_close(stream, h + f)
     torch.testing.assert_close(branch, torch.nn.functional.layer_norm(h + f, (8,)))

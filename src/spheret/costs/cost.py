@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spheret.experiments.flops import block_flops, count_parameters, training_flops
-from spheret.experiments.gpus import GPU
-from spheret.experiments.memory import StepMemory, in_bfloat16, step_memory
+from spheret.costs.flops import block_flops, count_parameters, training_flops
+from spheret.costs.gpus import GPU
+from spheret.costs.memory import StepMemory, in_bfloat16, step_memory
 from spheret.training import TrainConfig
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from spheret.connections import canonical_name
-from spheret.experiments.bench import (
+from spheret.benchmarking.nanogpt import NanoGPT, configure_adamw
+from spheret.benchmarking.rounds import balanced_order
+from spheret.benchmarking.step import (
     BASELINE,
     SAME_OPTIMIZER,
     TABLE_HEADER,
@@ -22,8 +23,7 @@ from spheret.experiments.bench import (
     compare_results,
     to_table,
 )
-from spheret.experiments.nanogpt import NanoGPT, configure_adamw
-from spheret.experiments.rounds import balanced_order
+from spheret.connections import canonical_name
 from spheret.models import GPT, GPTConfig
 
 TINY: dict[str, Any] = {
@@ -74,7 +74,7 @@ def our_name(name: str) -> str:
 
 def same_weights() -> tuple[NanoGPT, GPT]:
     torch.manual_seed(1)
-    config = GPTConfig(n_layer=3, n_head=4, n_embd=32, block_size=16, vocab_size=61, connection="pre-ln")
+    config = GPTConfig(n_layer=3, n_head=4, n_embd=32, block_size=16, vocab_size=61, scheme="pre-ln")
     theirs, ours = NanoGPT(config), GPT(config)
     with torch.no_grad():
         for parameter in theirs.parameters():

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spheret.benchmarking.bytes import copy_function, flush_function, keep_freed_memory, moved_bytes
+from spheret.benchmarking.results import timing
+from spheret.benchmarking.rounds import balanced_order
+from spheret.benchmarking.step import FORMAT, OnSample, collect_between_rounds
 from spheret.connections import build_connection, canonical_name
 from spheret.connections.base import Connection
-from spheret.experiments.bench import FORMAT, OnSample, collect_between_rounds
-from spheret.experiments.bench_bytes import copy_function, flush_function, keep_freed_memory, moved_bytes
-from spheret.experiments.bench_results import timing
-from spheret.experiments.rounds import balanced_order
 from spheret.training.device import resolve_device
 from spheret.training.environment import machine, versions
 
@@ -92,7 +92,7 @@ class Junction(nn.Module):
         self.connection = connection
 
     def forward(self, h: Tensor, f: Tensor) -> Pair:
-        stream, read = self.connection.fork(h, f)
+        stream, read = self.connection.combine_and_split(h, f)
         return stream, self.connection.branch_input(read)
 
 
@@ -156,7 +156,7 @@ def _variants(config: OpBench, device: torch.device) -> dict[str, tuple[Callable
     """Each variant with the parameters whose gradients it takes."""
     variants: dict[str, tuple[Callable[..., Pair], list[Tensor]]] = {ADD: (_add, [])}
     for scheme in config.schemes:
-        connection = build_connection(scheme.removesuffix(COMPILED), dim=config.dim, layer=2, n_layers=12)
+        connection = build_connection(scheme.removesuffix(COMPILED), dim=config.dim, layer_idx=1, n_layer=12)
         junction = Junction(connection).to(device)
         function = torch.compile(junction, fullgraph=True, dynamic=False) if scheme.endswith(COMPILED) else junction
         variants[scheme] = function, list(junction.parameters())

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
-from spheret.experiments.plan import RunSpec
-from spheret.experiments.worker import ERROR_FILE, ended_result, explain_exit, work
+from spheret.comparison.plan import RunSpec
+from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit, work
 from spheret.training import RunResult
 from spheret.training.files import METRICS
 from spheret.training.interrupt import StopSignals
@@ -192,7 +192,7 @@ def _process_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     # The first optimizer of a process imports torch._dynamo, a second of work that the server can do once.
-    context.set_forkserver_preload(["__main__", "spheret.experiments.worker", "torch._dynamo", "spheret.kernels.loops"])
+    context.set_forkserver_preload(["__main__", "spheret.comparison.worker", "torch._dynamo", "spheret.kernels.loops"])
     return context
 
 

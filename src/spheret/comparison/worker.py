@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
+from spheret.comparison.plan import RunSpec
 from spheret.data import Dataset
-from spheret.experiments.plan import RunSpec
 from spheret.training import RunResult, checkpoints, read_metrics, train
 from spheret.training.files import RUN
 from spheret.training.folder import check_same_config, finished_result

@@ -16,11 +16,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from spheret.comparison.plan import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
+from spheret.comparison.runner import Runner, default_jobs, threads_per_run
+from spheret.comparison.statistics import summarise, verdict
+from spheret.comparison.worker import WARNINGS_FILE, explain_exit
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
-from spheret.experiments.plan import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
-from spheret.experiments.runner import Runner, default_jobs, threads_per_run
-from spheret.experiments.statistics import summarise, verdict
-from spheret.experiments.worker import WARNINGS_FILE, explain_exit
 from spheret.training import RunResult, machine, versions
 from spheret.training.device import resolve_device
 from spheret.training.files import write_json

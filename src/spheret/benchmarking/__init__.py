@@ -1,0 +1,1 @@
+"""Speed: one connection, one training step, both against the baselines in one run."""

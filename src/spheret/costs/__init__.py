@@ -1,0 +1,1 @@
+"""What a run costs before it is run: parameters, FLOPs, memory, hours."""
