@@ -8,7 +8,7 @@ from spheret.connections import (
     build_connection,
     list_schemes,
 )
-from spheret.kernels import retract, which_backend
+from spheret.kernels import backend, retract, which_backend
 from spheret.models import GPT, GPTConfig
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ __all__ = [
     "ProjSpheretNorm",
     "SpheretNorm",
     "__version__",
+    "backend",
     "build_connection",
     "list_schemes",
     "retract",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spheret.connections.base import ParameterRole
-from spheret.geometry import LOG_P_RANGE, LogExponent
+from spheret.geometry import LOG_P_RANGE, exponent_from_log
 
 
 def check_start(p: float) -> None:
@@ -58,11 +58,11 @@ class StepSize(Float32Module):
 
     Args:
         start: initial value of alpha.
-        decay: the factor lambda of this layer, a buffer so that layers share one compiled graph.
+        lambda_l: the factor of this layer, a Python float: right after every way of loading a model.
         form: ``raw`` learns alpha itself; ``softplus`` learns ``a`` with ``alpha = softplus(a)``, always positive.
     """
 
-    def __init__(self, start: float, decay: float, form: str = "raw") -> None:
+    def __init__(self, start: float, lambda_l: float, form: str = "raw") -> None:
         super().__init__()
         if form not in ("raw", "softplus"):
             raise ValueError(f"alpha form {form!r}: choose raw or softplus")
@@ -70,16 +70,13 @@ class StepSize(Float32Module):
             raise ValueError(f"alpha = {start}: a step size starts at a finite number")
         if form == "softplus" and start <= 0:
             raise ValueError(f"alpha = {start}: a softplus step size starts above 0; use the raw form to start at 0")
-        self.start, self.decay, self.form = start, decay, form
+        self.start, self.lambda_l, self.form = start, lambda_l, form
         self.weight = nn.Parameter(torch.empty(1, dtype=torch.float32))
-        self.register_buffer("scale", torch.empty(1, dtype=torch.float32), persistent=False)
-        self.scale: Tensor
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         inverse_softplus = self.start + math.log(-math.expm1(-self.start)) if self.form == "softplus" else 0.0
         nn.init.constant_(self.weight, self.start if self.form == "raw" else inverse_softplus)
-        self.scale.fill_(self.decay)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         return {"weight": ParameterRole(decay=False)}
@@ -88,7 +85,7 @@ class StepSize(Float32Module):
         return F.softplus(self.weight) if self.form == "softplus" else self.weight
 
     def forward(self) -> Tensor:
-        return self.alpha() * self.scale
+        return self.alpha() * self.lambda_l
 
 
 class LearnedExponent(Float32Module):
@@ -116,9 +113,5 @@ class LearnedExponent(Float32Module):
         back would be as long."""
         self.log_p.clamp_(*LOG_P_RANGE)
 
-    def log(self) -> LogExponent:
-        """The exponent as the retraction takes it at least cost."""
-        return LogExponent(self.log_p)
-
     def forward(self) -> Tensor:
-        return self.log().value()
+        return exponent_from_log(self.log_p)

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
 from spheret.connections.scalars import LearnedExponent, StepSize, check_start
 from spheret.connections.stream import SphereStream
-from spheret.geometry import LogExponent, compute_dtype, cos_and_sinc, norm, rows
-from spheret.kernels import retract, retract_for_two, scale_norm
+from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
+from spheret.kernels import rotate, scale_norm
 
 Decay = Literal["inv-sqrt", "inv", "none"]
 LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
@@ -106,12 +106,11 @@ class SpheretNorm(Connection):
 
     def current_p(self) -> float | Tensor:
         """The exponent in use, a float or a tensor of shape (1,)."""
-        p = self._exponent()
-        return p.value() if isinstance(p, LogExponent) else p
+        module = self._learned()
+        return self.p if module is None else module()
 
-    def _exponent(self) -> float | LogExponent:
-        module = self._shared[0] or self.exponent
-        return self.p if module is None else module.log()
+    def _learned(self) -> LearnedExponent | None:
+        return self._shared[0] or self.exponent
 
     def current_radius(self) -> Tensor | None:
         """The radius to re-project onto, of shape (1,), or None where the norm of ``h`` is kept."""
@@ -127,21 +126,27 @@ class SpheretNorm(Connection):
         f, radius = self.update(f), self.current_radius()
         if not self.project:
             return add_and_project(h, f, alpha=self.step(), p=self.current_p(), radius=radius)
-        return retract(h, f, alpha=self.step.alpha(), decay=self.step.scale, p=self._exponent(), radius=radius)
+        return self._rotate(h, f, radius, None)[0]
+
+    def _rotate(
+        self, h: Tensor, f: Tensor, radius: Tensor | None, branch_dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor]:
+        learned = self._learned()
+        return rotate(
+            h,
+            f,
+            self.step.alpha(),
+            self.p if learned is None else learned.log_p,
+            radius,
+            lambda_l=self.step.lambda_l,
+            log_p=learned is not None,
+            branch_dtype=branch_dtype,
+        )
 
     def combine_and_split(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         if not self.project:
             return super().combine_and_split(h, f)
-        step = self.step
-        return retract_for_two(
-            h,
-            self.update(f),
-            alpha=step.alpha(),
-            decay=step.scale,
-            p=self._exponent(),
-            radius=self.current_radius(),
-            read_dtype=sublayer_dtype(h),
-        )
+        return self._rotate(h, self.update(f), self.current_radius(), sublayer_dtype(h))
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}, project={self.project}, update_norm={self.update_norm}"

@@ -4,11 +4,11 @@ from spheret.geometry.angles import (
     LOG_P_RANGE,
     Angle,
     Exponent,
-    LogExponent,
     angle,
     angle_exponent_slope,
     angle_slope,
     cos_and_sinc,
+    exponent_from_log,
 )
 from spheret.geometry.retraction import Gradients, retract_rows, retract_vjp
 from spheret.geometry.sphere import compute_dtype, norm, row_scale, rows
@@ -18,16 +18,15 @@ __all__ = [
     "Angle",
     "Exponent",
     "Gradients",
-    "LogExponent",
     "angle",
     "angle_exponent_slope",
     "angle_slope",
     "compute_dtype",
     "cos_and_sinc",
+    "exponent_from_log",
     "norm",
     "retract_rows",
     "retract_vjp",
     "row_scale",
     "rows",
-    "unit",
 ]

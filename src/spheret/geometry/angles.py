@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,16 +23,11 @@ Angle = Callable[[Tensor], Tensor]
 LOG_P_RANGE = (-3.0, 5.0)  # p from 0.05 to 148: beyond, neighbours in p are the same map to float32
 
 
-class LogExponent(NamedTuple):
-    """An exponent that is learned by its logarithm ``rho``, a float32 tensor (1,)."""
-
-    rho: Tensor
-
-    def value(self) -> Tensor:
-        """``p = exp(rho)``, rho held in ``LOG_P_RANGE``. The bound acts on the value alone: a clamped gradient would
-        hold an exponent at its bound for ever."""
-        rho = self.rho.detach()
-        return (self.rho + (rho.clamp(*LOG_P_RANGE) - rho)).exp()
+def exponent_from_log(rho: Tensor) -> Tensor:
+    """``p = exp(rho)``, rho held in ``LOG_P_RANGE``, elementwise. The bound acts on the value alone: a clamped gradient
+    would hold an exponent at its bound for ever."""
+    value = rho.detach()
+    return (rho + (value.clamp(*LOG_P_RANGE) - value)).exp()
 
 
 def angle(beta: Tensor, p: Exponent) -> Tensor:

@@ -1,7 +1,11 @@
-"""The retraction as one autograd node with a hand-written backward, used by eager code and traced by ``torch.compile``.
+"""The retraction as one autograd node: the operators where a kernel serves, else the formulas in PyTorch operations.
 
-Saved for the backward are ``h``, ``f`` and the scalars, which the neighbouring layers keep anyway. Row statistics are
-recomputed, so the backward is itself a differentiable function of its inputs and second derivatives are right.
+The next hidden state is read twice, by the next connection and by the next sublayer (the branch). As two outputs (the
+same numbers, the second in the dtype in which the sublayer computes) their gradients arrive apart and are added in the
+backward pass over the rows, which costs one more read instead of a pass of its own.
+
+Saved are ``h`` and ``f``, which the neighbouring layers keep anyway, the scalars, and of each row one float32 number
+(eight on a GPU; none on the path of the formulas, which computes its statistics again).
 """
 
 from __future__ import annotations
@@ -11,63 +15,159 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.geometry import Gradients, compute_dtype, retract_rows, retract_vjp
-from spheret.geometry.angles import Exponent
+from spheret.geometry import Angle, compute_dtype, exponent_from_log, retract_rows, retract_vjp
+from spheret.kernels.ops import kernels
 
 
 class Retraction(torch.autograd.Function):
-    """``apply(h, f, step, p, radius)``; step, p and radius are floats or tensors, radius may be None."""
+    """``apply(h, f, alpha, p, radius, theta, slope, lambda_l, log_p, branch_dtype, backend)`` -> h', or, unless
+    ``branch_dtype`` is None, h' for the stream and h' for the branch.
+
+    The arguments are those of ``ops.retract``. ``backend``: ``cpp`` or ``triton``, or ``autograd`` for the formulas,
+    which take no theta.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, f: Tensor, step: Tensor | float, p: Exponent, radius: Tensor | float | None
-    ) -> Tensor:
-        save(ctx, (h, f), step, p, radius)
-        dtype = compute_dtype(h, f)
-        scalars = (_cast(v, dtype) for v in (step, p, radius))
-        return retract_rows(h.to(dtype), f.to(dtype), *scalars).to(h.dtype)
+        ctx: Any,
+        h: Tensor,
+        f: Tensor,
+        alpha: Tensor,
+        p: Tensor,
+        radius: Tensor | None,
+        theta: Tensor | None,
+        slope: Tensor | None,
+        lambda_l: float,
+        log_p: bool,
+        branch_dtype: torch.dtype | None,
+        backend: str,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        branch: Any
+        kept: Tensor | None = None
+        # The same dtype needs no second tensor: a view of the first is an output with a gradient of its own.
+        other_dtype = None if branch_dtype is h.dtype else branch_dtype
+        if backend == "autograd":
+            out = _formula(h, f, alpha, p, radius, lambda_l, log_p)
+            branch = None if other_dtype is None else out.to(other_dtype)
+        else:
+            out, branch, kept = kernels(backend, h).retract(h, f, alpha, p, radius, lambda_l, log_p, theta, other_dtype)
+        ctx.save_for_backward(h, f, alpha, p, radius, theta, slope, kept)
+        ctx.settings = lambda_l, log_p, backend
+        ctx.set_materialize_grads(False)
+        if branch_dtype is None:
+            return out
+        return out, out.view_as(out) if other_dtype is None else branch
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        h, f, step, p, radius = saved(ctx)
-        grads = gradients_by_formula(g, h, f, step, p, radius, need_p=ctx.needs_input_grad[3])
-        wanted = ctx.needs_input_grad
+    def backward(ctx: Any, g: Tensor | None, g_branch: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        h, f, alpha, p, radius, theta, slope, kept = ctx.saved_tensors
+        lambda_l, log_p, backend = ctx.settings
+        if g is None:
+            g, g_branch = g_branch, None
+        if g is None:
+            return (None,) * 11
+        _, _, need_alpha, need_p, need_radius, need_theta, *_ = ctx.needs_input_grad
+        # The kernels have no second derivative, the formulas have.
+        differentiated_again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if differentiated_again and theta is not None:
+            raise RuntimeError(
+                "a retraction with its own angle function has first derivatives only: for create_graph=True force "
+                'the formulas by `with spheret.backend("autograd"):`'
+            )
+        dtheta = None
+        if backend == "autograd" or differentiated_again:
+            dtype = compute_dtype(h, f)
+            total = g.to(dtype) if g_branch is None else g.to(dtype) + g_branch.to(dtype)
+            dh, df, dalpha, dp, dradius = _formula_vjp(total, h, f, alpha, p, radius, lambda_l, log_p, need_p)
+        else:
+            dh, df, dalpha, dp, dradius, dtheta = kernels(backend, h).retract_backward(
+                g, g_branch, h, f, kept, alpha, p, radius, lambda_l, log_p, theta, slope, need_p
+            )
         return (
-            grads.h if wanted[0] else None,
-            grads.f if wanted[1] else None,
-            sum_to(grads.step, step) if wanted[2] else None,
-            sum_to(grads.p, p) if wanted[3] else None,
-            sum_to(grads.radius, radius) if wanted[4] else None,
+            dh,
+            df,
+            dalpha if need_alpha else None,
+            dp if need_p else None,
+            dradius if need_radius else None,
+            dtheta.reshape(theta.shape).to(theta.dtype) if need_theta and dtheta is not None else None,
+            *(None,) * 5,
         )
 
 
-def save(ctx: Any, tensors: tuple[Tensor, ...], step: Any, p: Any, radius: Any) -> None:
-    """Keep tensors for the backward, and three scalars, each a tensor, a float or None."""
-    s, e, r = isinstance(step, Tensor), isinstance(p, Tensor), isinstance(radius, Tensor)
-    ctx.save_for_backward(*tensors, step if s else None, p if e else None, radius if r else None)
-    ctx.constants = None if s else step, None if e else p, None if r else radius
-
-
-def saved(ctx: Any) -> tuple[Any, ...]:
-    """What :func:`save` kept: the tensors, then step, p and radius."""
-    *tensors, step, p, radius = ctx.saved_tensors
-    s, e, r = ctx.constants
-    return *tensors, s if step is None else step, e if p is None else p, r if radius is None else radius
-
-
-def gradients_by_formula(g: Tensor, h: Tensor, f: Tensor, step: Any, p: Any, radius: Any, *, need_p: bool) -> Gradients:
-    """``retract_vjp`` for arguments of any dtypes: those of h and f in theirs, the others of each row, in the compute
-    dtype."""
+def _formula(
+    h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, radius: Tensor | None, lambda_l: float, log_p: bool
+) -> Tensor:
+    """``geometry.retract_rows`` for arguments of any dtypes, in the dtype of h."""
     dtype = compute_dtype(h, f)
-    arguments = (_cast(value, dtype) for value in (g, h, f, step, p, radius))
-    grads = retract_vjp(*arguments, need_p=need_p)
-    return grads._replace(h=grads.h.to(h.dtype), f=grads.f.to(f.dtype))
+    step, exponent, r = _in_dtype(dtype, alpha, p, radius, lambda_l, log_p)
+    return retract_rows(h.to(dtype), f.to(dtype), step, exponent, r).to(h.dtype)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) else value
+def _formula_vjp(
+    g: Tensor,
+    h: Tensor,
+    f: Tensor,
+    alpha: Tensor,
+    p: Tensor,
+    radius: Tensor | None,
+    lambda_l: float,
+    log_p: bool,
+    need_p: bool,
+) -> tuple[Tensor | None, ...]:
+    """``geometry.retract_vjp``, every gradient in the shape and dtype of its argument. Itself differentiable."""
+    dtype = compute_dtype(h, f)
+    step, exponent, r = _in_dtype(dtype, alpha, p, radius, lambda_l, log_p)
+    grads = retract_vjp(g, h.to(dtype), f.to(dtype), step, exponent, r, need_p=need_p)
+    of_p = grads.p * exponent if log_p and grads.p is not None else grads.p
+    scalars = (_sum_to(grads.step * lambda_l, alpha), _sum_to(of_p, p), _sum_to(grads.radius, radius))
+    return grads.h.to(h.dtype), grads.f.to(f.dtype), *scalars
 
 
-def sum_to(per_row: Tensor | None, like: Any) -> Tensor | None:
-    """Sum per-row gradients (..., 1) to the shape of the parameter they belong to."""
+def _in_dtype(
+    dtype: torch.dtype, alpha: Tensor, p: Tensor, radius: Tensor | None, lambda_l: float, log_p: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Step, exponent and radius as the formulas take them."""
+    exponent = exponent_from_log(p.to(dtype)) if log_p else p.to(dtype)
+    return alpha.to(dtype) * lambda_l, exponent, None if radius is None else radius.to(dtype)
+
+
+def _sum_to(per_row: Tensor | None, like: Any) -> Tensor | None:
+    """Per-row gradients (..., 1) summed to the shape of the parameter that they belong to."""
     return None if per_row is None else per_row.sum_to_size(like.shape).to(like.dtype)
+
+
+# --- an angle function of the caller's ---
+
+
+def retract_with_angle(
+    h: Tensor, f: Tensor, alpha: Tensor, angle: Angle, radius: Tensor | None, backend: str
+) -> Tensor:
+    """``geometry.retract_rows`` with ``angle``, by the kernels of ``backend``; it has first derivatives only.
+
+    Args:
+        h, f: (..., d), any floating dtypes.
+        alpha, radius: tensors of one element, which may require grad.
+        angle: elementwise ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope there, of a tensor (..., 1).
+
+    Raises:
+        RuntimeError: a second derivative, in the backward pass.
+    """
+    beta = kernels(backend, h).update_size(h.detach(), f.detach(), alpha.detach())
+    # The angle function sees the dtype that the formulas would show it.
+    beta = beta.to(torch.float64 if torch.float64 in (h.dtype, f.dtype) else torch.float32)
+    theta, slope = _angle_and_slope(angle, beta.reshape(*h.shape[:-1], 1))
+    out: Tensor = Retraction.apply(
+        h, f, alpha, alpha.detach(), radius, theta.flatten(), slope, 1.0, False, None, backend
+    )
+    return out
+
+
+def _angle_and_slope(angle: Angle, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """theta with the graph of what the function closes over, and its slope (rows,), 1 without gradients."""
+    # Never 0 itself, where the root or quotient of an angle function may have no derivative.
+    beta = beta.clamp_min(1e-150 if beta.dtype == torch.float64 else 1e-18)
+    if not torch.is_grad_enabled():
+        return angle(beta), torch.ones_like(beta).flatten()
+    theta = angle(beta.requires_grad_())
+    (slope,) = torch.autograd.grad(theta.sum(), beta, retain_graph=True)
+    return theta, slope.flatten()

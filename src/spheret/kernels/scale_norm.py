@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spheret.geometry import compute_dtype, norm
-from spheret.kernels.dispatch import in_function_transform
+from spheret.kernels.retract import in_function_transform
 
 
 def scale_norm(x: Tensor, radius: Tensor) -> Tensor:

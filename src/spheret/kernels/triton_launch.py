@@ -1,9 +1,10 @@
-"""The Triton kernels on tensors: layouts, sizes of programs, and what is allocated.
+"""The Triton kernels as functions on tensors, with the signatures of the operators in :mod:`spheret.kernels.ops`.
 
-``h``, ``f`` and gradients are (..., d) with d up to 16,384, each float32, bfloat16, float16 or float64, with
-any strides. ``step``, ``p`` and ``radius`` are Python floats, or tensors on the same device with one element or one
-per row: nothing here waits for the device, so that a CUDA graph can record it. Results are contiguous, nothing is
-written but them, and no sum depends on the order in which programs run.
+``h``, ``f`` and gradients are (..., d) with d up to 16,384, each float32, bfloat16, float16 or float64, with any
+strides. ``alpha``, ``p`` and ``radius`` are tensors of one element: nothing here waits for the device, so a CUDA graph
+can record it. Results are contiguous, nothing else is written, and no sum depends on the order in which programs run.
+
+In Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) the same code runs on CPU tensors, slowly.
 """
 
 from __future__ import annotations
@@ -16,110 +17,84 @@ import triton.language as tl
 from torch import Tensor
 
 from spheret.geometry import compute_dtype
-from spheret.kernels import triton_rows
+from spheret.kernels import triton_kernels
 
-Scalar = Tensor | float
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def forward(
+def retract(
     h: Tensor,
     f: Tensor,
-    step: Scalar,
-    p: Scalar,
-    radius: Scalar | None = None,
-    *,
-    branch_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The retraction in the dtype of ``h``, its copy in ``branch_dtype`` (None without one), and row statistics
-    (rows, 8)."""
+    alpha: Tensor,
+    p: Tensor,
+    radius: Tensor | None,
+    lambda_l: float,
+    log_p: bool,
+    theta: Tensor | None,
+    branch_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``ops.retract``; the third result holds eight statistics of each row, (rows, 8)."""
     rows = _Rows(h, f)
-    out, branch, stats = rows.like(h.dtype), rows.like(branch_dtype), rows.stats()
-    step, p, radius = rows.scalar(step), rows.scalar(p), rows.scalar(radius)
-    rows.launch(
-        triton_rows.forward_kernel,
-        *(rows.h, rows.f, step, p, radius, out, branch, stats),
-        STEP_STRIDE=_stride(step),
-        P_STRIDE=_stride(p),
-        RADIUS_STRIDE=_stride(radius),
-    )
-    return out, branch, stats
+    out = rows.new_like(h.dtype)
+    branch = None if branch_dtype is None else rows.new_like(branch_dtype)
+    stats = h.new_empty((rows.n, triton_kernels.STATS), dtype=rows.dtype)
+    alpha, lambda_l = rows.step(alpha, lambda_l)
+    tensors = rows.h, rows.f, alpha, p.detach(), _detached(radius), _detached(theta), out, branch, stats
+    rows.launch(triton_kernels.retract_kernel, *tensors, lambda_l=lambda_l, LOG_P=log_p)
+    return out, h.new_empty(0) if branch is None else branch, stats
 
 
-def backward(
+def retract_backward(
     g: Tensor,
-    branch_g: Tensor | None,
+    g_branch: Tensor | None,
     h: Tensor,
     f: Tensor,
-    stats: Tensor,
-    step: Scalar,
-    p: Scalar,
-    radius: Scalar | None = None,
-    *,
-    kappa: Tensor | None = None,
-    need_p: bool = True,
-    need_sums: bool = True,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of ``h`` and ``f``, and those of step, p and radius row by row, (3, rows).
-
-    ``branch_g`` is the gradient of the second output of :func:`forward`. With ``kappa`` (rows,) the angle is a
-    function of its own with that slope: ``p`` is not read, and the second row of the sums is the gradient of the
-    angle. Without ``need_p`` that row is 0.
-    """
+    kept: Tensor,
+    alpha: Tensor,
+    p: Tensor,
+    radius: Tensor | None,
+    lambda_l: float,
+    log_p: bool,
+    theta: Tensor | None,
+    slope: Tensor | None,
+    need_p: bool,
+) -> Gradients:
+    """See ``ops.retract_backward``."""
     rows = _Rows(h, f)
-    dh, df = rows.like(h.dtype), rows.like(f.dtype)
-    sums = h.new_empty((3, rows.n), dtype=rows.dtype) if need_sums else None
-    step, p, radius = rows.scalar(step), rows.scalar(p), rows.scalar(radius)
+    dh, df = rows.new_like(h.dtype), rows.new_like(f.dtype)
+    sums = h.new_empty((3, rows.n), dtype=rows.dtype)
     g = _as_rows(g)
-    branch_g = None if branch_g is None else _as_rows(branch_g)
+    branch = None if g_branch is None else _as_rows(g_branch)
+    step, factor = rows.step(alpha, lambda_l)
+    scalars = step, p.detach(), _detached(radius), _detached(slope)
     rows.launch(
-        triton_rows.backward_kernel,
-        *(g, branch_g, rows.h, rows.f, stats, step, p, radius, kappa, dh, df, sums),
+        triton_kernels.retract_backward_kernel,
+        *(g, branch, rows.h, rows.f, kept, *scalars, dh, df, sums),
+        lambda_l=factor,
         g_stride=g.stride(0),
-        branch_g_stride=0 if branch_g is None else branch_g.stride(0),
-        STEP_STRIDE=_stride(step),
-        P_STRIDE=_stride(p),
-        RADIUS_STRIDE=_stride(radius),
-        NEED_P=need_p,
+        g_branch_stride=0 if branch is None else branch.stride(0),
+        LOG_P=log_p,
+        NEED_P=need_p or theta is not None,
     )
-    return dh, df, sums
-
-
-def row_dots(h: Tensor, f: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
-    """Row statistics (rows, 8), whose last two columns :func:`set_angle` fills, and beta (rows,)."""
-    rows = _Rows(h, f)
-    stats, step = rows.stats(), rows.scalar(step)
-    beta = stats.new_empty(rows.n)
-    rows.launch(triton_rows.dots_kernel, rows.h, rows.f, step, stats, beta, STEP_STRIDE=_stride(step))
-    return stats, beta
-
-
-def set_angle(stats: Tensor, beta: Tensor, theta: Tensor) -> None:
-    """Complete the statistics of :func:`row_dots` with an angle theta (rows,) in radians."""
-    sin, cos = torch.sin(theta / 2), torch.cos(theta / 2)
-    stats[:, 6] = 2 * sin * sin
-    stats[:, 7] = torch.where(beta > 0, 2 * sin * cos / beta.clamp_min(torch.finfo(beta.dtype).tiny), 1.0)
-
-
-def combine(
-    h: Tensor,
-    f: Tensor,
-    stats: Tensor,
-    step: Scalar,
-    radius: Scalar | None = None,
-    *,
-    branch_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """The retraction, and its copy in ``branch_dtype``, from complete statistics."""
-    rows = _Rows(h, f)
-    out, branch = rows.like(h.dtype), rows.like(branch_dtype)
-    step, radius = rows.scalar(step), rows.scalar(radius)
-    rows.launch(
-        triton_rows.combine_kernel,
-        *(rows.h, rows.f, step, radius, out, branch, stats),
-        STEP_STRIDE=_stride(step),
-        RADIUS_STRIDE=_stride(radius),
+    of_alpha, of_p, of_radius = sums.sum(1, dtype=torch.float64).unbind()
+    if factor != lambda_l:
+        of_alpha = of_alpha * lambda_l
+    return (
+        dh,
+        df,
+        of_alpha.to(alpha.dtype).reshape(alpha.shape),
+        of_p.to(p.dtype).reshape(p.shape),
+        alpha.new_empty(0) if radius is None else of_radius.to(radius.dtype).reshape(radius.shape),
+        sums[1].double() if theta is not None else h.new_empty(0, dtype=torch.float64),
     )
-    return out, branch
+
+
+def update_size(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
+    """See ``ops.update_size``."""
+    rows = _Rows(h, f)
+    beta = h.new_empty(rows.n, dtype=torch.float64)
+    rows.launch(triton_kernels.update_size_kernel, rows.h, rows.f, alpha.detach(), beta)
+    return beta
 
 
 def program_size(d: int) -> tuple[int, int, int]:
@@ -142,37 +117,28 @@ class _Rows:
         self.n = self.h.shape[0]
         self.dtype = compute_dtype(h, f)
 
-    def like(self, dtype: torch.dtype | None) -> Any:
-        return None if dtype is None else self.h.new_empty(self.shape, dtype=dtype)
+    def new_like(self, dtype: torch.dtype) -> Tensor:
+        return self.h.new_empty(self.shape, dtype=dtype)
 
-    def stats(self) -> Tensor:
-        return self.h.new_empty((self.n, triton_rows.STATS), dtype=self.dtype)
+    def step(self, alpha: Tensor, lambda_l: float) -> tuple[Tensor, float]:
+        """alpha and lambda for a kernel, which takes numbers as float32: float64 rows multiply the two here."""
+        alpha = alpha.detach()
+        return (alpha.double() * lambda_l, 1.0) if self.dtype is torch.float64 else (alpha, lambda_l)
 
-    def scalar(self, value: Scalar | None) -> Any:
-        """A scalar argument as a kernel takes it: None, a number, or a flat tensor of one element or one per row."""
-        if value is None:
-            return None
-        if not isinstance(value, Tensor):
-            # A number reaches a kernel as float32.
-            return value if self.dtype == torch.float32 else self.h.new_full((1,), value, dtype=self.dtype)
-        if value.numel() == 1:
-            return value.detach()
-        return value.detach().expand(*self.shape[:-1], 1).reshape(-1).contiguous()
-
-    def launch(self, kernel: Any, *arguments: Any, **options: Any) -> None:
+    def launch(self, kernel: Any, *tensors: Tensor | None, **options: Any) -> None:
         if self.n == 0:
             return
         rows, block, warps = program_size(self.d)
         with torch.cuda.device_of(self.h):
             kernel[(triton.cdiv(self.n, rows),)](
-                *arguments,
+                *tensors,
                 n=self.n,
                 d=self.d,
                 h_stride=self.h.stride(0),
                 f_stride=self.f.stride(0),
-                ROWS=rows,
-                BLOCK=block,
-                T=tl.float64 if self.dtype == torch.float64 else tl.float32,
+                BLOCK_N=rows,
+                BLOCK_D=block,
+                DTYPE=tl.float64 if self.dtype is torch.float64 else tl.float32,
                 num_warps=warps,
                 enable_fp_fusion=True,
                 **options,
@@ -185,8 +151,5 @@ def _as_rows(t: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def _stride(scalar: Any) -> int | None:
-    """Elements from one row's value to the next; None for a number."""
-    if not isinstance(scalar, Tensor):
-        return None
-    return 0 if scalar.numel() == 1 else 1
+def _detached(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach()
