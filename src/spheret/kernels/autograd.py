@@ -62,36 +62,27 @@ class Retraction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_branch: Tensor | None = None) -> tuple[Tensor | None, ...]:
         h, f, alpha, p, radius, theta, slope, kept = ctx.saved_tensors
         lambda_l, log_p, backend = ctx.settings
+        need_p = ctx.needs_input_grad[3]
         if g is None:
             g, g_branch = g_branch, None
         if g is None:
             return (None,) * 11
-        _, _, need_alpha, need_p, need_radius, need_theta, *_ = ctx.needs_input_grad
         # The kernels have no second derivative, the formulas have.
-        differentiated_again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if differentiated_again and theta is not None:
-            raise RuntimeError(
-                "a retraction with its own angle function has first derivatives only: for create_graph=True force "
-                'the formulas by `with spheret.backend("autograd"):`'
-            )
-        dtheta = None
-        if backend == "autograd" or differentiated_again:
+        if backend == "autograd" or (torch.is_grad_enabled() and not torch.compiler.is_compiling()):
+            if theta is not None:
+                raise RuntimeError(
+                    "a retraction with its own angle function has first derivatives only: for create_graph=True "
+                    'force the formulas by `with spheret.backend("autograd"):`'
+                )
             dtype = compute_dtype(h, f)
             total = g.to(dtype) if g_branch is None else g.to(dtype) + g_branch.to(dtype)
-            dh, df, dalpha, dp, dradius = _formula_vjp(total, h, f, alpha, p, radius, lambda_l, log_p, need_p)
-        else:
-            dh, df, dalpha, dp, dradius, dtheta = kernels(backend, h).retract_backward(
-                g, g_branch, h, f, kept, alpha, p, radius, lambda_l, log_p, theta, slope, need_p
-            )
-        return (
-            dh,
-            df,
-            dalpha if need_alpha else None,
-            dp if need_p else None,
-            dradius if need_radius else None,
-            dtheta.reshape(theta.shape).to(theta.dtype) if need_theta and dtheta is not None else None,
-            *(None,) * 5,
+            grads = _formula_vjp(total, h, f, alpha, p, radius, lambda_l, log_p, need_p)
+            return *grads, None, None, None, None, None, None
+        dh, df, dalpha, dp, dradius, dtheta = kernels(backend, h).retract_backward(
+            g, g_branch, h, f, kept, alpha, p, radius, lambda_l, log_p, theta, slope, need_p
         )
+        of_radius, of_theta = None if radius is None else dradius, None if theta is None else dtheta.to(theta.dtype)
+        return dh, df, dalpha, dp if need_p else None, of_radius, of_theta, None, None, None, None, None
 
 
 def _formula(

@@ -66,14 +66,6 @@ def instruction_set() -> str:
     return capability if capability in _INSTRUCTIONS else "DEFAULT"
 
 
-def cache_folder() -> Path:
-    """Where built libraries are kept.
-
-    RuntimeError: the home folder is unknown.
-    """
-    return Path(os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "kernels"
-
-
 def library_name(instructions: str) -> str:
     """File name of the library: what it depends on, so that none is loaded where it does not fit."""
     text = SOURCE.read_bytes() + " ".join([*_FLAGS, *_INSTRUCTIONS.get(instructions, ())]).encode()
@@ -82,7 +74,7 @@ def library_name(instructions: str) -> str:
 
 
 def build(folder: Path, instructions: str) -> Path:
-    """Compile the kernel into ``folder``, atomically; returns the library's path.
+    """Compile the kernel into ``folder``, atomically, and say so on standard error; returns the library's path.
 
     Raises:
         RuntimeError: no compiler, or its error message.
@@ -91,74 +83,64 @@ def build(folder: Path, instructions: str) -> Path:
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
     if compiler is None:
         raise RuntimeError("no C++ compiler: install g++ or clang++, or name one in $CXX")
-    torch_folder = Path(torch.__file__).parent
-    include = torch_folder / "include"
-    folder.mkdir(parents=True, exist_ok=True)
+    torch_folder, started = Path(torch.__file__).parent, time.perf_counter()
+    print("spheret: compiling the CPU kernel (once per PyTorch version and processor) ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work:
         new, target = Path(work) / "retract.so", folder / library_name(instructions)
         command = [
-            *compiler.split(),
-            *_FLAGS,
-            *_INSTRUCTIONS.get(instructions, ("-DCPU_CAPABILITY_DEFAULT",)),
-            f"-DCPU_CAPABILITY={instructions}",
+            *(*compiler.split(), *_FLAGS, f"-DCPU_CAPABILITY={instructions}"),
+            *_INSTRUCTIONS.get(instructions, ["-DCPU_CAPABILITY_DEFAULT"]),
             # Clang has its own OpenMP runtime, whose threads would fight PyTorch's: one thread there.
             *([] if "clang" in compiler else ["-fopenmp"]),
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            *(f"-I{folder}" for folder in (include, include / "torch" / "csrc" / "api" / "include")),
-            str(SOURCE),
-            *("-o", str(new), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"),
+            *(f"-I{torch_folder / path}" for path in ("include", "include/torch/csrc/api/include")),
+            *(str(SOURCE), "-o", str(new), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
-            first = (errors or done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]
-            raise RuntimeError(f"{compiler} could not compile the kernel: {first}")
+            lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+            raise RuntimeError(f"{compiler} failed: {next((line for line in lines if 'error' in line), lines[0])}")
         os.replace(new, target)
+    print(f"spheret: compiled in {time.perf_counter() - started:.0f} s: {target}", file=sys.stderr, flush=True)
     return target
 
 
 def _load() -> str:
+    """Load the library that belongs here; returns why that cannot be."""
     instructions = instruction_set()
     name = library_name(instructions)
+    ahead = SOURCE.with_name(name)
     try:
-        prebuilt = SOURCE.with_name(name)
-        if prebuilt.exists():
-            _open(prebuilt)
-        else:
-            _open_from_cache(name, instructions)
-    except (RuntimeError, OSError) as error:
+        if ahead.exists():
+            _open(ahead)
+            return ""
+        try:
+            cache = Path(os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "kernels"
+            cache.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(cache / f"{name}.lock")  # of processes that start at once, one builds
+            lock.acquire()
+        except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
+            return _load_uncached(instructions, error)
+        with lock:
+            try:
+                _open(cache / name)
+            except OSError:  # not there, or damaged
+                _open(build(cache, instructions))
+    except OSError as error:
+        return _load_uncached(instructions, error)
+    except RuntimeError as error:
         return f"no C++ kernel: {error}"
     return ""
 
 
-def _open_from_cache(name: str, instructions: str) -> None:
+def _load_uncached(instructions: str, why: Exception) -> str:
+    warnings.warn(f"no cache for the C++ kernel, it is built for this process alone: {why}", stacklevel=2)
     try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{name}.lock"):  # of processes that start at once, one builds
-            path = folder / name
-            if not path.exists():
-                _say_and_build(folder, instructions)
-            try:
-                _open(path)
-                return
-            except OSError:  # damaged
-                _say_and_build(folder, instructions)
-            _open(path)
+        with tempfile.TemporaryDirectory(prefix="spheret-") as folder:
+            _open(build(Path(folder), instructions))
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "home" not in str(error).lower():
-            raise
-        warnings.warn(f"the C++ kernel is built for this process alone: {error}", stacklevel=2)
-        with tempfile.TemporaryDirectory(prefix="spheret-") as temporary:
-            _open(_say_and_build(Path(temporary), instructions))
-
-
-def _say_and_build(folder: Path, instructions: str) -> Path:
-    started = time.perf_counter()
-    print("spheret: compiling the CPU kernel (once per PyTorch version and processor) ...", file=sys.stderr, flush=True)
-    path = build(folder, instructions)
-    print(f"spheret: compiled in {time.perf_counter() - started:.0f} s: {path}", file=sys.stderr, flush=True)
-    return path
+        return f"no C++ kernel: {error}"
+    return ""
 
 
 def _open(path: Path) -> None:

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.geometry import compute_dtype
-
 _SCALARS = "Tensor alpha, Tensor p, Tensor? radius, float lambda_l, bool log_p, Tensor? theta"
 _SCHEMAS = {
     # h' (..., d); h' in branch_dtype, or an empty tensor; what the backward pass wants back of each row
@@ -48,7 +46,7 @@ OPERATORS = Kernels(*(getattr(torch.ops.spheret, name).default for name in _SCHE
 
 def kernels(backend: str, h: Tensor) -> Kernels:
     """The operators, or in Triton's interpreter, which knows no device, the functions behind them."""
-    if backend == "triton" and h.device.type != "cuda":
+    if backend == "triton" and not h.is_cuda:
         return Kernels(*(getattr(_triton_launch(), name) for name in _SCHEMAS))
     return OPERATORS
 
@@ -72,7 +70,7 @@ def _(h: Tensor, f: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     branch_dtype = rest[-1]
     branch = h.new_empty(0) if branch_dtype is None else h.new_empty(h.shape, dtype=branch_dtype)
     if h.device.type == "cuda":
-        kept = h.new_empty((_rows(h), 8), dtype=compute_dtype(h, f))
+        kept = h.new_empty((_rows(h), 8), dtype=torch.float32)
     else:
         kept = h.new_empty(_rows(h), dtype=torch.float32)
     return h.new_empty(h.shape), branch, kept

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from spheret.geometry import Angle, compute_dtype, exponent_from_log, retract_rows
@@ -27,6 +28,8 @@ BACKENDS = ("auto", "cpp", "triton", "autograd")
 LARGEST_P = 1e30  # p = inf to the last bit, and a number that a compiled model's package can write down
 LARGEST_TRITON_WIDTH = 16_384  # numbers of a row that the registers of a Triton program hold
 
+_FLOATS, _ONE = (torch.float32, torch.bfloat16, torch.float16), torch.Size((1,))
+
 _forced = os.environ.get("SPHERET_BACKEND", "auto")
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -34,8 +37,8 @@ _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 class Backend(NamedTuple):
     """A path that serves the retraction, and why it is taken.
 
-    ``cpp``: the C++ kernel on CPUs. ``triton``: the Triton kernels on GPUs. ``autograd``: PyTorch operations with the
-    hand-written backward pass. ``reference``: PyTorch operations throughout.
+    ``cpp``: the C++ kernel on CPUs. ``triton``: the Triton kernels on GPUs. ``autograd``: the formulas in PyTorch
+    operations.
     """
 
     name: str
@@ -120,23 +123,26 @@ def rotate(
         branch_dtype: if given, the second result is an output of its own in this dtype, whose gradient is added in the
             backward pass over the rows. Without it the second result is the first.
     """
-    _check(h, f, alpha, p, radius)
-    name, _ = _choose(h, f, alpha, p, radius, angle)
+    if angle is None and _is_plain_call(h, f, alpha, p, radius):
+        name = "cpp"
+    else:
+        _check(h, f, alpha, p, radius)
+        name, _ = _choose(h, f, (alpha, p, radius), angle)
     if torch.compiler.is_compiling():
         # Equal layers share one compiled graph: as an argument of the operator lambda would be a constant of each.
         alpha, lambda_l = alpha * lambda_l, 1.0
     alpha, p = _as_tensor(alpha, h, f), _as_tensor(p, h, f)
     radius = None if radius is None else _as_tensor(radius, h, f)
-    if name == "reference":
+    if name == "autograd" and (angle is not None or in_function_transform()):
         dtype = compute_dtype(h, f)
         exponent = exponent_from_log(p) if log_p else p
         out = retract_rows(h.to(dtype), f.to(dtype), alpha * lambda_l, exponent, radius, angle).to(h.dtype)
-        return out, out if branch_dtype is None else out.to(branch_dtype)
-    if angle is not None:
+    elif angle is not None:
         out = retract_with_angle(h, f, alpha * lambda_l, angle, radius, name)
-        return out, out if branch_dtype is None else out.to(branch_dtype)
-    result: Any = Retraction.apply(h, f, alpha, p, radius, None, None, lambda_l, log_p, branch_dtype, name)
-    return (result, result) if branch_dtype is None else result
+    else:
+        result: Any = Retraction.apply(h, f, alpha, p, radius, None, None, lambda_l, log_p, branch_dtype, name)
+        return (result, result) if branch_dtype is None else result
+    return out, out if branch_dtype is None else out.to(branch_dtype)
 
 
 def which_backend(
@@ -153,64 +159,77 @@ def which_backend(
     Raises:
         RuntimeError: a forced backend that cannot serve them, or an unknown name in ``SPHERET_BACKEND``.
     """
-    name, obstacle = _choose(h, f, alpha, p, radius, angle)
+    name, obstacle = _choose(h, f, (alpha, p, radius), angle)
     if obstacle:
         return Backend(name, obstacle)
     how = f", {cpp.description()}" if name == "cpp" else ""
     return Backend(name, f"rows of {h.dtype} on {h.device.type}{how}")
 
 
-def _choose(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any, angle: Angle | None) -> tuple[str, str]:
+def _is_plain_call(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> bool:
+    """Whether `_check` has nothing to say and `_choose` says cpp, in the ordinary case of training on CPUs. One look:
+    all the questions of those two take a small model longer than its rows do."""
+    return (
+        type(h) is Tensor
+        and type(f) is Tensor
+        and h.is_cpu
+        and f.is_cpu
+        and h.dtype in _FLOATS
+        and f.dtype in _FLOATS
+        and (shape := h.shape) == f.shape
+        and len(shape) > 0
+        and shape[-1] > 0
+        and _is_number(alpha)
+        and (p > 0 if type(p) is float else _is_number(p))
+        and (radius is None or _is_number(radius))
+        and _forced == "auto"
+        and not in_function_transform()
+        and not cpp.obstacle()
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (Tensor, Parameter) and value.shape == _ONE and value.is_cpu
+
+
+def _choose(h: Tensor, f: Tensor, scalars: tuple[Any, ...], angle: Angle | None) -> tuple[str, str]:
     """Name of the backend, and why it is not a kernel, or the empty string."""
     if in_function_transform():
-        return "reference", "inside a torch.func transform"
-    formulas = "autograd" if angle is None else "reference"
+        return "autograd", "inside a torch.func transform"
     if _forced == "autograd":
-        return formulas, "forced"
-    name = "triton" if h.is_cuda or _forced == "triton" else "cpp"
-    obstacle = _obstacle(h, f, (alpha, p, radius)) or (_triton_obstacle(h) if name == "triton" else _cpp_obstacle(h, f))
+        return "autograd", "forced"
+    kernel = "triton" if h.is_cuda or _forced == "triton" else "cpp"
+    obstacle = _obstacle(kernel, h, f, scalars)
     if not obstacle and angle is not None and torch.compiler.is_compiling():
         obstacle = "a custom angle function, which the compiler fuses"
-    if _forced not in ("auto", name) or (obstacle and _forced != "auto"):
+    if _forced != "auto" and (obstacle or kernel != _forced):
         if _forced not in BACKENDS:
             raise RuntimeError(f"SPHERET_BACKEND={_forced!r}: choose one of {', '.join(BACKENDS)}")
-        why = obstacle or f"tensors are on {h.device.type}"
-        raise RuntimeError(f"the forced backend {_forced!r} cannot serve this call: {why}")
-    return (formulas, obstacle) if obstacle else (name, "")
+        raise RuntimeError(f"the forced backend {_forced!r} cannot serve: {obstacle or f'tensors on {h.device.type}'}")
+    return ("autograd", obstacle) if obstacle else (kernel, "")
 
 
-def _obstacle(h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
-    """Why no kernel can serve these arguments, or the empty string."""
-    if h.device != f.device:
-        return f"tensors are on {h.device} and {f.device}"
-    if any(type(t) is not Tensor and is_traceable_wrapper_subclass(t) for t in (h, f)):
-        return f"{type(h).__name__} and {type(f).__name__} are not plain tensors"
-    if not torch.compiler.is_compiling() and (is_functorch_wrapped_tensor(h) or is_functorch_wrapped_tensor(f)):
-        return "tensors of a torch.func transform that is over"
-    for value in scalars:
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                return "step, p or radius differ from row to row"
-            if value.device != h.device:
-                return f"step, p or radius are not on {h.device}"
-            if type(value) is not Tensor and is_traceable_wrapper_subclass(value):
-                return f"step, p or radius is a {type(value).__name__}, not a plain tensor"
-    return ""
-
-
-def _cpp_obstacle(h: Tensor, f: Tensor) -> str:
-    if h.device.type != "cpu":
-        return f"tensors are on {h.device.type}"
+def _obstacle(kernel: str, h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
+    """Why a kernel cannot serve these arguments, or the empty string."""
+    device, kind = h.device, h.device.type
+    if f.device != device:
+        return f"tensors are on {device} and {f.device}"
     if torch.float64 in (h.dtype, f.dtype):
-        return "float64 rows: the C++ kernel computes in float32"
-    return cpp.obstacle()
-
-
-def _triton_obstacle(h: Tensor) -> str:
+        return "float64 rows: the kernels compute in float32"
+    for t in (h, f, *scalars):
+        if isinstance(t, Tensor) and type(t) is not Tensor and is_traceable_wrapper_subclass(t):
+            return f"a {type(t).__name__} is not a plain tensor"
+    for value in scalars:
+        if isinstance(value, Tensor) and value.numel() != 1:
+            return "step, p or radius differ from row to row"
+        if isinstance(value, Tensor) and value.device != device:
+            return f"step, p or radius are not on {device}"
+    if kernel == "cpp":
+        return cpp.obstacle() if kind == "cpu" else f"tensors are on {kind}"
     if not _TRITON_INSTALLED:
         return 'Triton is not installed (pip install "spheret[kernels]")'
     if not h.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"tensors are on {h.device.type}, where Triton needs its interpreter (TRITON_INTERPRET=1)"
+        return f"tensors are on {kind}, where Triton needs its interpreter (TRITON_INTERPRET=1)"
     if h.shape[-1] > LARGEST_TRITON_WIDTH:
         return f"rows of {h.shape[-1]:,} numbers do not fit into registers ({LARGEST_TRITON_WIDTH:,} do)"
     return ""
@@ -221,8 +240,7 @@ def in_function_transform() -> bool:
     return peek_interpreter_stack() is not None
 
 
-# The compiler enters the transforms that it traces, and has to be told to look instead of tracing this. It is what
-# `torch.compiler.assume_constant_result` does besides importing the whole compiler.
+# The compiler calls this while it traces: what `torch.compiler.assume_constant_result` does, without importing it all.
 in_function_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -231,9 +249,10 @@ def _as_tensor(value: Tensor | float, h: Tensor, f: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value
     value = LARGEST_P if value > LARGEST_P else value
+    dtype = torch.float64 if torch.float64 in (h.dtype, f.dtype) else torch.float32
     if torch.compiler.is_compiling():
-        return torch.full((1,), value, dtype=compute_dtype(h, f), device=h.device)
-    return _constant(float(value), compute_dtype(h, f), h.device)
+        return torch.full((1,), value, dtype=dtype, device=h.device)
+    return _constant(float(value), dtype, h.device)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -244,10 +263,11 @@ def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _check(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> None:
-    if h.shape != f.shape:
-        raise ValueError(f"h has shape {tuple(h.shape)} but f has {tuple(f.shape)}: both must be (..., d) and equal")
-    if h.dim() == 0 or h.shape[-1] == 0:
-        raise ValueError(f"h has shape {tuple(h.shape)}: it needs a last dimension of at least 1")
+    shape = h.shape
+    if shape != f.shape:
+        raise ValueError(f"h has shape {tuple(shape)} but f has {tuple(f.shape)}: both must be (..., d) and equal")
+    if not shape or shape[-1] == 0:
+        raise ValueError(f"h has shape {tuple(shape)}: it needs a last dimension of at least 1")
     for name, tensor in (("h", h), ("f", f)):
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}: a retraction needs floating point; use {name}.float()")
@@ -256,11 +276,7 @@ def _check(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> None:
     if radius is not None and not isinstance(radius, Tensor) and not (0 < radius < math.inf):
         raise ValueError(f"radius = {radius}: it must be a positive finite number")
     for name, value in (("alpha", alpha), ("p", p), ("radius", radius)):
-        if not isinstance(value, Tensor):
-            continue
-        if value.dim() > h.dim():
-            raise ValueError(f"{name} has shape {tuple(value.shape)}: it must broadcast to one number per row of h")
-        if value.dim() > 0 and value.shape[-1] != 1:
+        if isinstance(value, Tensor) and (value.dim() > len(shape) or (value.dim() > 0 and value.shape[-1] != 1)):
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}: it is one number per row at most, its last dimension must be 1"
+                f"{name} has shape {tuple(value.shape)}: it must broadcast to one number per row of h, (..., 1)"
             )

@@ -13,14 +13,14 @@ from spheret.geometry import compute_dtype, norm
 from spheret.kernels.retract import in_function_transform
 
 
-def scale_norm(x: Tensor, radius: Tensor) -> Tensor:
+def scale_norm(x: Tensor, radius: Tensor | None) -> Tensor:
     """``radius x / |x|``, (..., d) row by row, in the compute dtype (arXiv 1910.05895); ``radius`` broadcasts to
-    (..., 1).
+    (..., 1), None is 1.
 
     A row of zeros has no direction: it stays zero, its gradient finite.
     """
     if in_function_transform():
-        return radius * (x / _length(x))
+        return x / _length(x) if radius is None else radius * (x / _length(x))
     y: Tensor
     y, _ = _ScaleNorm.apply(x.to(compute_dtype(x)), radius)
     return y
@@ -28,11 +28,7 @@ def scale_norm(x: Tensor, radius: Tensor) -> Tensor:
 
 def unit(x: Tensor) -> Tensor:
     """``x / |x|``: :func:`scale_norm` with radius 1."""
-    if in_function_transform():
-        return x / _length(x)
-    y: Tensor
-    y, _ = _ScaleNorm.apply(x.to(compute_dtype(x)), None)
-    return y
+    return scale_norm(x, None)
 
 
 def _length(x: Tensor) -> Tensor:

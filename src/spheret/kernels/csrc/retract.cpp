@@ -17,15 +17,10 @@
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full_like.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cmath>
-#include <limits>
-#include <optional>
-#include <tuple>
-#include <vector>
 
 namespace {
 
@@ -47,23 +42,26 @@ std::atomic<bool> one_thread{false};
 // --- the scalars of a call ---
 
 struct Scalars {
-  double step;    // alpha lambda_l
-  double p;       // exponent, in (0, inf]
-  double radius;  // NaN keeps the norm of h
+  double step, p, radius;  // alpha lambda_l; the exponent; NaN keeps the norm of h
   bool keeps_norm() const { return std::isnan(radius); }
 };
 
 double number(const Tensor& t, const char* name) {
   TORCH_CHECK(t.numel() == 1, name, " has ", t.numel(), " elements: this kernel takes one");
-  return t.item().toDouble();
+  return t.scalar_type() == at::kFloat ? *t.const_data_ptr<float>() : t.item().toDouble();
+}
+
+// A tensor like a scalar argument, holding this number.
+Tensor number_like(const Tensor& like, double value) {
+  const Tensor t = at::empty_like(like);
+  if (t.scalar_type() != at::kFloat) return t.fill_(value);
+  *t.mutable_data_ptr<float>() = static_cast<float>(value);
+  return t;
 }
 
 Scalars scalars(const Tensor& alpha, const Tensor& p, const std::optional<Tensor>& radius, double lambda_l, bool log_p) {
-  const double exponent = number(p, "p");
-  // std::clamp keeps NaN.
-  return {number(alpha, "alpha") * lambda_l,
-          log_p ? std::exp(std::clamp(exponent, kLogPMin, kLogPMax)) : exponent,
-          radius ? number(*radius, "radius") : std::numeric_limits<double>::quiet_NaN()};
+  const double value = number(p, "p"), exponent = log_p ? std::exp(std::clamp(value, kLogPMin, kLogPMax)) : value;
+  return {number(alpha, "alpha") * lambda_l, exponent, radius ? number(*radius, "radius") : NAN};
 }
 
 // --- a row as vectors ---
@@ -108,21 +106,16 @@ struct Gradient {
 
 struct Row {
   double hh, c, zz;  // |h|^2, <h,f>/|h|^2, |z|^2 with z = f - c h
+  double beta(double step) const { return std::abs(step) * std::sqrt(zz / (hh > 0 ? hh : 1.0)); }
   // Whether float32 holds all that is computed from the row.
   bool plain() const { return kSmallest < hh && hh < kLargest && zz < kLargest && std::abs(c) < 1e12; }
 };
 
 Row measure_wide(const float* h, const float* f, int64_t d) {
   double hh = 0, hf = 0, zz = 0;
-  for (int64_t j = 0; j < d; ++j) {
-    hh += double(h[j]) * h[j];
-    hf += double(h[j]) * f[j];
-  }
+  for (int64_t j = 0; j < d; ++j) hh += double(h[j]) * h[j], hf += double(h[j]) * f[j];
   const double c = hh > 0 ? hf / hh : 0.0;
-  for (int64_t j = 0; j < d; ++j) {
-    const double z = f[j] - c * h[j];
-    zz += z * z;
-  }
+  for (int64_t j = 0; j < d; ++j) zz += (f[j] - c * h[j]) * (f[j] - c * h[j]);
   return {hh, c, zz};
 }
 
@@ -131,22 +124,18 @@ Row measure_wide(const float* h, const float* f, int64_t d) {
 Row measure_steep(const float* h, const float* f, int64_t d, float hh, float c, float zz) {
   const float radial = hh * c * c;
   if (!(kSmallest < zz + radial && zz + radial < kLargest)) return measure_wide(h, f, d);
-  Vec along(0.f);
+  Vec along(0.f), squares(0.f);
   for_vectors(d, [&](int64_t j, int64_t count) {
     const Vec x = Vec::loadu(h + j, count);
     along = along + x * (Vec::loadu(f + j, count) - Vec(c) * x);
   });
   const float hz = total(along), again = hz / hh;
-  if (again * hz > 1e-6f * zz) {
-    Vec squares(0.f);
-    for_vectors(d, [&](int64_t j, int64_t count) {
-      const Vec x = Vec::loadu(h + j, count);
-      const Vec z = (Vec::loadu(f + j, count) - Vec(c) * x) - Vec(again) * x;
-      squares = squares + z * z;
-    });
-    zz = total(squares);
-  }
-  return {hh, double(c) + again, zz};
+  for_vectors(again * hz > 1e-6f * zz ? d : 0, [&](int64_t j, int64_t count) {
+    const Vec x = Vec::loadu(h + j, count);
+    const Vec z = (Vec::loadu(f + j, count) - Vec(c) * x) - Vec(again) * x;
+    squares = squares + z * z;
+  });
+  return {hh, double(c) + again, again * hz > 1e-6f * zz ? total(squares) : zz};
 }
 
 // The row of h' is about to be written: its lines are asked for on the way.
@@ -155,8 +144,7 @@ Row measure(const float* h, const float* f, int64_t d, const float* out) {
   for_vectors(d, [&](int64_t j, int64_t count) {
     const Vec x = Vec::loadu(h + j, count);
     __builtin_prefetch(out + j, 1);
-    squares = squares + x * x;
-    products = products + x * Vec::loadu(f + j, count);
+    squares = squares + x * x, products = products + x * Vec::loadu(f + j, count);
   });
   const float hh = total(squares);
   if (!(kSmallest < hh && hh < kLargest)) return measure_wide(h, f, d);
@@ -182,8 +170,7 @@ struct Group {
   Column cos, sinc, slope;  // cos(theta), sin(theta)/beta, d theta/d beta
 
   void set(int64_t r, const Row& row, double step) {
-    hh[r] = row.hh, c[r] = row.c, zz[r] = row.zz;
-    beta[r] = std::abs(step) * std::sqrt(row.zz / (row.hh > 0 ? row.hh : 1.0));
+    hh[r] = row.hh, c[r] = row.c, zz[r] = row.zz, beta[r] = row.beta(step);
   }
   Row row(int64_t r) const { return {hh[r], c[r], zz[r]}; }
 };
@@ -247,9 +234,8 @@ struct Forward {
     const int64_t size = group_size(d, kForwardGroup);
     for (int64_t start = first; start < last; start += size) {
       const int64_t count = std::min(size, last - start);
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t i = start + r;
-        group.set(r, measure(h + i * d, f + i * d, d, out + i * d), s.step);
+      for (int64_t i = start; i < start + count; ++i) {
+        group.set(i - start, measure(h + i * d, f + i * d, d, out + i * d), s.step);
       }
       rotate(group, count, s.p, theta ? theta + start : nullptr, nullptr);
       for (int64_t r = 0; r < count; ++r) {
@@ -273,25 +259,10 @@ struct Backward {
   Scalars s;
   bool need_p, streams;
 
-  struct Dots {
-    Row row;
-    double gh, gz;  // <g,h>, <g,z>
-  };
+  struct Dots { Row row; double gh, gz; };  // gh = <g,h>, gz = <g,z>
 
   // df = f_g g + f_h h + f_z z and dh = h_g g - c df + f_h z + h_h h; then the row's gradients of step, theta, radius.
-  struct Factors {
-    double f_g, f_h, f_z, h_g, h_h, step, theta, radius;
-  };
-
-  Dots measure_dots_wide(const Gradient<kBranch>& up, const float* x, const float* y) const {
-    const Row row = measure_wide(x, y, d);
-    double gh = 0, gz = 0;
-    for (int64_t j = 0; j < d; ++j) {
-      gh += up.number(j) * x[j];
-      gz += up.number(j) * (y[j] - row.c * x[j]);
-    }
-    return {row, gh, gz};
-  }
+  struct Factors { double f_g, f_h, f_z, h_g, h_h, step, theta, radius; };
 
   Dots measure_dots(int64_t i) const {
     const auto up = g.row(i, d);
@@ -299,17 +270,19 @@ struct Backward {
     Vec squares(0.f), tangent(0.f), along(0.f), across(0.f);
     for_vectors(d, [&](int64_t j, int64_t count) {
       const Vec v = up.vector(j, count), u = Vec::loadu(x + j, count);
+      __builtin_prefetch((streams ? df : dh) + i * d + j, 1);
+      __builtin_prefetch(df + i * d + j, 1);
       const Vec z = Vec::loadu(y + j, count) - Vec(c) * u;
-      squares = squares + u * u;
-      tangent = tangent + z * z;
-      along = along + v * u;
-      across = across + v * z;
+      squares = squares + u * u, tangent = tangent + z * z, along = along + v * u, across = across + v * z;
     });
     const float hh = total(squares), zz = total(tangent), gh = total(along), gz = total(across);
     const Row row = zz > hh * c * c ? Row{hh, c, zz} : measure_steep(x, y, d, hh, c, zz);
     // A square that vanished is measured again too: z = 0 is told from a z too small to be squared.
-    if (!row.plain() || row.zz < kSmallest) return measure_dots_wide(up, x, y);
-    return {row, gh, gz - (row.c - c) * gh};
+    if (row.plain() && row.zz >= kSmallest) return {row, gh, gz - (row.c - c) * gh};
+    Dots wide{measure_wide(x, y, d), 0, 0};
+    for (int64_t j = 0; j < d; ++j) wide.gh += up.number(j) * x[j];
+    for (int64_t j = 0; j < d; ++j) wide.gz += up.number(j) * (y[j] - wide.row.c * x[j]);
+    return wide;
   }
 
   Factors factors(const Group& rows, int64_t r, double gh, double gz) const {
@@ -319,13 +292,9 @@ struct Backward {
     const double scale = s.keeps_norm() ? 1.0 : s.radius * root;
     const double along = s.keeps_norm() ? 0.0 : (cos * gh + k * gz) * root;
     const double m = -slope * k * a1 + (slope * cos - sinc) * (zz > 0 ? gz / zz : 0.0);
-    return {scale * k,
-            -scale * k * a1,
-            scale * s.step * m,
-            scale * cos,
-            -scale * (s.step * m * zz * inverse + along * root),
-            scale * slope * (cos * gz - k * zz * a1),
-            beta > 0 ? scale * (cos * gz * s.step / beta - sinc * beta * gh) : 0.0,
+    const double theta_slope = beta > 0 ? scale * (cos * gz * s.step / beta - sinc * beta * gh) : 0.0;
+    return {scale * k, -scale * k * a1, scale * s.step * m, scale * cos,
+            -scale * (s.step * m * zz * inverse + along * root), scale * slope * (cos * gz - k * zz * a1), theta_slope,
             along};
   }
 
@@ -353,10 +322,7 @@ struct Backward {
         to_h[j] = by.h_g * v - row.c * q + by.f_h * z + by.h_h * x[j];
       }
     } else {  // a row of h without a direction was left alone
-      for (int64_t j = 0; j < d; ++j) {
-        to_f[j] = 0;
-        to_h[j] = s.keeps_norm() ? up.number(j) : 0.0;
-      }
+      for (int64_t j = 0; j < d; ++j) to_f[j] = 0, to_h[j] = s.keeps_norm() ? up.number(j) : 0.0;
     }
   }
 
@@ -369,8 +335,7 @@ struct Backward {
       const int64_t count = std::min(size, last - start);
       for (int64_t r = 0; r < count; ++r) {
         const Dots dots = measure_dots(start + r);
-        group.set(r, dots.row, s.step);
-        gh[r] = dots.gh, gz[r] = dots.gz;
+        group.set(r, dots.row, s.step), gh[r] = dots.gh, gz[r] = dots.gz;
       }
       rotate(group, count, s.p, theta ? theta + start : nullptr, slope ? slope + start : nullptr);
       for (int64_t r = 0; r < count; ++r) {
@@ -392,14 +357,16 @@ struct Backward {
 
 // --- operators ---
 
-// float32 numbers side by side: the tensor itself, or a copy.
-Tensor plain(const Tensor& t) { return t.to(at::kFloat).contiguous(); }
+using MaybeTensor = std::optional<Tensor>;
 
-std::optional<Tensor> wide(const std::optional<Tensor>& t) {
-  return t ? std::optional(t->to(at::kDouble).contiguous()) : std::nullopt;
+// The numbers of t side by side in this dtype: t itself, or a copy. (A call that finds nothing to do is not free.)
+Tensor plain(const Tensor& t, at::ScalarType dtype = at::kFloat) {
+  return t.scalar_type() == dtype && t.is_contiguous() ? t : t.to(dtype).contiguous();
 }
+MaybeTensor plain(const MaybeTensor& t, at::ScalarType dtype) { return t ? MaybeTensor(plain(*t, dtype)) : t; }
 
-const double* data(const std::optional<Tensor>& t) { return t ? t->const_data_ptr<double>() : nullptr; }
+template <typename Number>
+const Number* data(const MaybeTensor& t) { return t ? t->const_data_ptr<Number>() : nullptr; }
 
 void check(const Tensor& h, const Tensor& f) {
   TORCH_CHECK(h.dim() > 0 && h.size(-1) > 0, "h has shape ", h.sizes(), ": it needs a last dimension of at least 1");
@@ -408,7 +375,7 @@ void check(const Tensor& h, const Tensor& f) {
               "float64 rows: this kernel computes in float32; use spheret.retract");
 }
 
-void check_rows(const std::optional<Tensor>& t, int64_t n, const char* name) {
+void check_rows(const MaybeTensor& t, int64_t n, const char* name) {
   TORCH_CHECK(!t || t->numel() == n, name, " has ", t ? t->numel() : 0, " elements for ", n, " rows");
 }
 
@@ -417,74 +384,58 @@ template <typename Work>
 void for_blocks(int64_t n, int64_t d, const Work& work) {
   const int64_t blocks = (n + kBlock - 1) / kBlock, grain = std::max<int64_t>(1, kParallelFrom / (kBlock * d));
   const auto run = [&](int64_t first, int64_t last) { work(first * kBlock, std::min(n, last * kBlock)); };
-  if (one_thread || n * d < kParallelFrom) {
-    run(0, blocks);
-  } else {
-    at::parallel_for(0, blocks, grain, run);
-  }
+  one_thread || n * d < kParallelFrom ? run(0, blocks) : at::parallel_for(0, blocks, grain, run);
 }
 
 std::tuple<Tensor, Tensor, Tensor> retract(const Tensor& h, const Tensor& f, const Tensor& alpha, const Tensor& p,
-                                           const std::optional<Tensor>& radius, double lambda_l, bool log_p,
-                                           const std::optional<Tensor>& theta,
-                                           std::optional<at::ScalarType> branch_dtype) {
+                                           const MaybeTensor& radius, double lambda_l, bool log_p,
+                                           const MaybeTensor& theta, std::optional<at::ScalarType> branch_dtype) {
   check(h, f);
-  const Tensor x = plain(h), y = plain(f);
   const int64_t d = h.size(-1), n = h.numel() / d;
   check_rows(theta, n, "theta");
-  const auto angles = wide(theta);
-  const Tensor out = at::empty_like(x), kept = at::empty({n}, x.options());
+  const Tensor x = plain(h), y = plain(f), out = at::empty_like(x), kept = at::empty({n}, x.options());
+  const MaybeTensor angles = plain(theta, at::kDouble);
   const Forward loop{x.const_data_ptr<float>(), y.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
-                     kept.mutable_data_ptr<float>(), data(angles), n, d, scalars(alpha, p, radius, lambda_l, log_p)};
+                     kept.mutable_data_ptr<float>(), data<double>(angles), n, d,
+                     scalars(alpha, p, radius, lambda_l, log_p)};
   for_blocks(n, d, [&](int64_t first, int64_t last) { loop.rows(first, last); });
-  return {out.to(h.scalar_type()), branch_dtype ? out.to(*branch_dtype) : at::empty({0}, h.options()), kept};
+  return {plain(out, h.scalar_type()), branch_dtype ? out.to(*branch_dtype) : at::empty({0}, h.options()), kept};
 }
 
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-Gradients retract_backward(const Tensor& g, const std::optional<Tensor>& g_branch, const Tensor& h, const Tensor& f,
-                           const Tensor& kept, const Tensor& alpha, const Tensor& p,
-                           const std::optional<Tensor>& radius, double lambda_l, bool log_p,
-                           const std::optional<Tensor>& theta, const std::optional<Tensor>& slope, bool need_p) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> retract_backward(
+    const Tensor& g, const MaybeTensor& g_branch, const Tensor& h, const Tensor& f, const Tensor& kept,
+    const Tensor& alpha, const Tensor& p, const MaybeTensor& radius, double lambda_l, bool log_p,
+    const MaybeTensor& theta, const MaybeTensor& slope, bool need_p) {
   check(h, f);
-  const int64_t d = h.size(-1), n = h.numel() / d;
+  const int64_t d = h.size(-1), n = h.numel() / d, blocks = (n + kBlock - 1) / kBlock;
   TORCH_CHECK(g.sizes() == h.sizes() && (!g_branch || g_branch->sizes() == h.sizes()),
               "gradients must have the shape of h, ", h.sizes());
-  check_rows(kept, n, "kept");
-  check_rows(theta, n, "theta");
-  check_rows(slope, n, "slope");
+  check_rows(kept, n, "kept"), check_rows(theta, n, "theta"), check_rows(slope, n, "slope");
   const Tensor x = plain(h), y = plain(f), up = plain(g), c = plain(kept);
-  const std::optional<Tensor> up_branch = g_branch ? std::optional(plain(*g_branch)) : std::nullopt;
-  const auto angles = wide(theta), slopes = wide(slope);
+  const MaybeTensor up_branch = plain(g_branch, at::kFloat), angles = plain(theta, at::kDouble);
+  const MaybeTensor slopes = plain(slope, at::kDouble);
   const Tensor dh = at::empty_like(x), df = at::empty_like(x);
   const Tensor dtheta = at::empty({theta ? n : 0}, x.options().dtype(at::kDouble));
   const Scalars s = scalars(alpha, p, radius, lambda_l, log_p);
   float* to_h = dh.mutable_data_ptr<float>();
   const bool streams = n * d >= kStreamFrom && d % Vec::size() == 0 &&
                        reinterpret_cast<uintptr_t>(to_h) % (sizeof(float) * Vec::size()) == 0;
-  std::vector<double> sums(3 * ((n + kBlock - 1) / kBlock));
-  const auto run = [&](auto gradient) {
-    const Backward<std::is_same_v<decltype(gradient), Gradient<true>>> loop{
-        gradient, x.const_data_ptr<float>(), y.const_data_ptr<float>(), c.const_data_ptr<float>(), to_h,
-        df.mutable_data_ptr<float>(), data(angles), data(slopes), theta ? dtheta.mutable_data_ptr<double>() : nullptr,
-        n, d, s, need_p, streams};
+  std::vector<double> sums(3 * blocks);
+  const auto run = [&]<bool kBranch>() {
+    const Backward<kBranch> loop{{up.const_data_ptr<float>(), data<float>(up_branch)}, x.const_data_ptr<float>(),
+                                 y.const_data_ptr<float>(), c.const_data_ptr<float>(), to_h,
+                                 df.mutable_data_ptr<float>(), data<double>(angles), data<double>(slopes),
+                                 theta ? dtheta.mutable_data_ptr<double>() : nullptr, n, d, s, need_p, streams};
     for_blocks(n, d, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; i += kBlock) loop.rows(i, std::min(last, i + kBlock), &sums[3 * (i / kBlock)]);
     });
   };
-  if (up_branch) {
-    run(Gradient<true>{up.const_data_ptr<float>(), up_branch->const_data_ptr<float>()});
-  } else {
-    run(Gradient<false>{up.const_data_ptr<float>(), nullptr});
-  }
+  g_branch ? run.template operator()<true>() : run.template operator()<false>();
   double total[3] = {0, 0, 0};
-  for (size_t i = 0; i < sums.size(); ++i) total[i % 3] += sums[i];
-  return {dh.to(h.scalar_type()),
-          df.to(f.scalar_type()),
-          at::full_like(alpha, total[0] * lambda_l),
-          at::full_like(p, total[1] * (log_p ? s.p : 1.0)),
-          radius ? at::full_like(*radius, total[2]) : at::empty({0}, alpha.options()),
-          dtheta};
+  for (int64_t i = 0; i < 3 * blocks; ++i) total[i % 3] += sums[i];
+  return {plain(dh, h.scalar_type()), plain(df, f.scalar_type()), number_like(alpha, total[0] * lambda_l),
+          number_like(p, total[1] * (log_p ? s.p : 1.0)),
+          radius ? number_like(*radius, total[2]) : at::empty({0}, alpha.options()), dtheta};
 }
 
 // beta of every row (n,), float64, for an angle that is computed elsewhere.
@@ -497,11 +448,7 @@ Tensor update_size(const Tensor& h, const Tensor& f, const Tensor& alpha) {
   const float *h0 = x.const_data_ptr<float>(), *f0 = y.const_data_ptr<float>();
   double* to = beta.mutable_data_ptr<double>();
   for_blocks(n, d, [&](int64_t first, int64_t last) {
-    Group group{};
-    for (int64_t i = first; i < last; ++i) {
-      group.set(0, measure(h0 + i * d, f0 + i * d, d, f0 + i * d), step);
-      to[i] = group.beta[0];
-    }
+    for (int64_t i = first; i < last; ++i) to[i] = measure(h0 + i * d, f0 + i * d, d, f0 + i * d).beta(step);
   });
   return beta;
 }
