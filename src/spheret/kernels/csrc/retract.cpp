@@ -25,6 +25,7 @@
 namespace {
 
 using at::Tensor;
+using at::vec::fmadd;
 using Vec = at::vec::Vectorized<float>;
 using Wide = at::vec::Vectorized<double>;
 
@@ -105,10 +106,12 @@ struct Gradient {
 // --- measuring rows ---
 
 struct Row {
-  double hh, c, zz;  // |h|^2, <h,f>/|h|^2, |z|^2 with z = f - c h
+  double hh, zz;  // |h|^2, |z|^2
+  float c;        // z = f - (c + rest) h with c + rest = <h,f>/|h|^2:
+  double rest;    // what float32 does not hold of it is kept apart
   double beta(double step) const { return std::abs(step) * std::sqrt(zz / (hh > 0 ? hh : 1.0)); }
   // Whether float32 holds all that is computed from the row.
-  bool plain() const { return kSmallest < hh && hh < kLargest && zz < kLargest && std::abs(c) < 1e12; }
+  bool plain() const { return kSmallest < hh && hh < kLargest && zz < kLargest && std::abs(c + rest) < 1e12; }
 };
 
 Row measure_wide(const float* h, const float* f, int64_t d) {
@@ -116,7 +119,8 @@ Row measure_wide(const float* h, const float* f, int64_t d) {
   for (int64_t j = 0; j < d; ++j) hh += double(h[j]) * h[j], hf += double(h[j]) * f[j];
   const double c = hh > 0 ? hf / hh : 0.0;
   for (int64_t j = 0; j < d; ++j) zz += (f[j] - c * h[j]) * (f[j] - c * h[j]);
-  return {hh, c, zz};
+  const float c1 = std::abs(c) < 1e12 ? c : 0.f;  // float32 may not hold it at all
+  return {hh, zz, c1, c - c1};
 }
 
 // A row whose update is more radial than tangent: what rounding left of the radial part in z is taken out once more
@@ -127,15 +131,15 @@ Row measure_steep(const float* h, const float* f, int64_t d, float hh, float c, 
   Vec along(0.f), squares(0.f);
   for_vectors(d, [&](int64_t j, int64_t count) {
     const Vec x = Vec::loadu(h + j, count);
-    along = along + x * (Vec::loadu(f + j, count) - Vec(c) * x);
+    along = fmadd(x, fmadd(Vec(-c), x, Vec::loadu(f + j, count)), along);
   });
   const float hz = total(along), again = hz / hh;
   for_vectors(again * hz > 1e-6f * zz ? d : 0, [&](int64_t j, int64_t count) {
     const Vec x = Vec::loadu(h + j, count);
-    const Vec z = (Vec::loadu(f + j, count) - Vec(c) * x) - Vec(again) * x;
-    squares = squares + z * z;
+    const Vec z = fmadd(Vec(-again), x, fmadd(Vec(-c), x, Vec::loadu(f + j, count)));
+    squares = fmadd(z, z, squares);
   });
-  return {hh, double(c) + again, again * hz > 1e-6f * zz ? total(squares) : zz};
+  return {hh, again * hz > 1e-6f * zz ? total(squares) : zz, c, again};
 }
 
 // The row of h' is about to be written: its lines are asked for on the way.
@@ -144,18 +148,18 @@ Row measure(const float* h, const float* f, int64_t d, const float* out) {
   for_vectors(d, [&](int64_t j, int64_t count) {
     const Vec x = Vec::loadu(h + j, count);
     __builtin_prefetch(out + j, 1);
-    squares = squares + x * x, products = products + x * Vec::loadu(f + j, count);
+    squares = fmadd(x, x, squares), products = fmadd(x, Vec::loadu(f + j, count), products);
   });
   const float hh = total(squares);
   if (!(kSmallest < hh && hh < kLargest)) return measure_wide(h, f, d);
   const float c = total(products) / hh;
   squares = Vec(0.f);
   for_vectors(d, [&](int64_t j, int64_t count) {
-    const Vec z = Vec::loadu(f + j, count) - Vec(c) * Vec::loadu(h + j, count);
-    squares = squares + z * z;
+    const Vec z = fmadd(Vec(-c), Vec::loadu(h + j, count), Vec::loadu(f + j, count));
+    squares = fmadd(z, z, squares);
   });
   const float zz = total(squares);
-  if (zz > hh * c * c && kSmallest < zz && zz < kLargest) return {hh, c, zz};
+  if (zz > hh * c * c && kSmallest < zz && zz < kLargest) return {hh, zz, c, 0};
   return measure_steep(h, f, d, hh, c, zz);
 }
 
@@ -165,14 +169,13 @@ Row measure(const float* h, const float* f, int64_t d, const float* out) {
 using Column = double[kBlock];
 
 struct Group {
-  Column hh, c, zz;        // of Row
+  Row row[kBlock];
   Column beta;             // |w|/|h|
   Column cos, sinc, slope;  // cos(theta), sin(theta)/beta, d theta/d beta
 
   void set(int64_t r, const Row& row, double step) {
-    hh[r] = row.hh, c[r] = row.c, zz[r] = row.zz, beta[r] = row.beta(step);
+    this->row[r] = row, beta[r] = row.beta(step);
   }
-  Row row(int64_t r) const { return {hh[r], c[r], zz[r]}; }
 };
 
 // theta and slope (rows,), unless null, take the place of those of p.
@@ -212,20 +215,19 @@ struct Forward {
   void write(int64_t i, const Row& row, double a, double b, int64_t ahead) const {
     const float *x = h + i * d, *y = f + i * d;
     float* to = out + i * d;
-    const float c = row.c;
-    kept[i] = c;
+    kept[i] = static_cast<float>(row.c + row.rest);
     if (row.plain() && std::abs(b) < 1e18) {
-      // What float32 does not hold of c is taken out of h's coefficient, where it costs nothing.
-      const Vec va(static_cast<float>(a - b * (row.c - c))), vb(static_cast<float>(b)), vc(c);
+      const Vec va(static_cast<float>(a)), vb(static_cast<float>(b)), c(-row.c), rest(static_cast<float>(-row.rest));
       for_vectors(d, [&](int64_t j, int64_t count) {
         const Vec v = Vec::loadu(x + j, count);
         __builtin_prefetch(x + j + ahead);
         __builtin_prefetch(y + j + ahead);
-        (va * v + vb * (Vec::loadu(y + j, count) - vc * v)).store(to + j, count);
+        fmadd(va, v, vb * fmadd(rest, v, fmadd(c, v, Vec::loadu(y + j, count)))).store(to + j, count);
       });
     } else {
       // A row of zeros has no direction to rotate and stays.
-      for (int64_t j = 0; j < d; ++j) to[j] = row.hh > 0 ? a * x[j] + b * (y[j] - row.c * x[j]) : x[j];
+      const double c = row.c + row.rest;
+      for (int64_t j = 0; j < d; ++j) to[j] = row.hh > 0 ? a * x[j] + b * (y[j] - c * x[j]) : x[j];
     }
   }
 
@@ -239,8 +241,8 @@ struct Forward {
       }
       rotate(group, count, s.p, theta ? theta + start : nullptr, nullptr);
       for (int64_t r = 0; r < count; ++r) {
-        const double scale = s.keeps_norm() ? 1.0 : s.radius / std::sqrt(group.hh[r]);
-        write(start + r, group.row(r), scale * group.cos[r], scale * group.sinc[r] * s.step, size * d);
+        const double scale = s.keeps_norm() ? 1.0 : s.radius / std::sqrt(group.row[r].hh);
+        write(start + r, group.row[r], scale * group.cos[r], scale * group.sinc[r] * s.step, size * d);
       }
     }
   }
@@ -272,22 +274,23 @@ struct Backward {
       const Vec v = up.vector(j, count), u = Vec::loadu(x + j, count);
       __builtin_prefetch((streams ? df : dh) + i * d + j, 1);
       __builtin_prefetch(df + i * d + j, 1);
-      const Vec z = Vec::loadu(y + j, count) - Vec(c) * u;
-      squares = squares + u * u, tangent = tangent + z * z, along = along + v * u, across = across + v * z;
+      const Vec z = fmadd(Vec(-c), u, Vec::loadu(y + j, count));
+      squares = fmadd(u, u, squares), tangent = fmadd(z, z, tangent);
+      along = fmadd(v, u, along), across = fmadd(v, z, across);
     });
     const float hh = total(squares), zz = total(tangent), gh = total(along), gz = total(across);
-    const Row row = zz > hh * c * c ? Row{hh, c, zz} : measure_steep(x, y, d, hh, c, zz);
+    const Row row = zz > hh * c * c ? Row{hh, zz, c, 0} : measure_steep(x, y, d, hh, c, zz);
     // A square that vanished is measured again too: z = 0 is told from a z too small to be squared.
-    if (row.plain() && row.zz >= kSmallest) return {row, gh, gz - (row.c - c) * gh};
+    if (row.plain() && row.zz >= kSmallest) return {row, gh, gz - row.rest * gh};
     Dots wide{measure_wide(x, y, d), 0, 0};
     for (int64_t j = 0; j < d; ++j) wide.gh += up.number(j) * x[j];
-    for (int64_t j = 0; j < d; ++j) wide.gz += up.number(j) * (y[j] - wide.row.c * x[j]);
+    for (int64_t j = 0; j < d; ++j) wide.gz += up.number(j) * (y[j] - (wide.row.c + wide.row.rest) * x[j]);
     return wide;
   }
 
   Factors factors(const Group& rows, int64_t r, double gh, double gz) const {
-    const double cos = rows.cos[r], sinc = rows.sinc[r], slope = rows.slope[r], beta = rows.beta[r], zz = rows.zz[r];
-    const double inverse = rows.hh[r] > 0 ? 1 / rows.hh[r] : 0.0, root = std::sqrt(inverse);
+    const double cos = rows.cos[r], sinc = rows.sinc[r], slope = rows.slope[r], beta = rows.beta[r];
+    const double zz = rows.row[r].zz, hh = rows.row[r].hh, inverse = hh > 0 ? 1 / hh : 0.0, root = std::sqrt(inverse);
     const double a1 = gh * inverse, k = sinc * s.step;
     const double scale = s.keeps_norm() ? 1.0 : s.radius * root;
     const double along = s.keeps_norm() ? 0.0 : (cos * gh + k * gz) * root;
@@ -303,23 +306,22 @@ struct Backward {
     const float *x = h + i * d, *y = f + i * d;
     float *to_h = dh + i * d, *to_f = df + i * d;
     if (row.plain() && std::abs(by.f_z) < 1e18 && std::abs(by.h_h) < 1e18 && std::abs(by.f_g) < 1e18) {
-      const float c = row.c;
-      const double rest = row.c - c;  // what float32 does not hold of c
-      const Vec vc(c), f_g(static_cast<float>(by.f_g)), f_h(static_cast<float>(by.f_h - by.f_z * rest));
+      const Vec c(-row.c), f_g(static_cast<float>(by.f_g)), f_h(static_cast<float>(by.f_h - by.f_z * row.rest));
       const Vec f_z(static_cast<float>(by.f_z)), h_g(static_cast<float>(by.h_g));
-      const Vec h_z(static_cast<float>(by.f_h)), h_h(static_cast<float>(by.h_h - by.f_h * rest));
+      const Vec h_z(static_cast<float>(by.f_h)), h_h(static_cast<float>(by.h_h - by.f_h * row.rest));
       for_vectors(d, [&](int64_t j, int64_t count) {
-        const Vec v = up.vector(j, count), u = Vec::loadu(x + j, count), z = Vec::loadu(y + j, count) - vc * u;
-        const Vec q = f_g * v + f_h * u + f_z * z;
+        const Vec v = up.vector(j, count), u = Vec::loadu(x + j, count), z = fmadd(c, u, Vec::loadu(y + j, count));
+        const Vec q = fmadd(f_g, v, fmadd(f_h, u, f_z * z));
         q.store(to_f + j, count);
-        const Vec w = h_g * v - vc * q + h_z * z + h_h * u;
+        const Vec w = fmadd(h_g, v, fmadd(c, q, fmadd(h_z, z, h_h * u)));
         streams ? stream(to_h + j, w) : w.store(to_h + j, count);
       });
     } else if (row.hh > 0) {
+      const double c = row.c + row.rest;
       for (int64_t j = 0; j < d; ++j) {
-        const double v = up.number(j), z = y[j] - row.c * x[j], q = by.f_g * v + by.f_h * x[j] + by.f_z * z;
+        const double v = up.number(j), z = y[j] - c * x[j], q = by.f_g * v + by.f_h * x[j] + by.f_z * z;
         to_f[j] = q;
-        to_h[j] = by.h_g * v - row.c * q + by.f_h * z + by.h_h * x[j];
+        to_h[j] = by.h_g * v - c * q + by.f_h * z + by.h_h * x[j];
       }
     } else {  // a row of h without a direction was left alone
       for (int64_t j = 0; j < d; ++j) to_f[j] = 0, to_h[j] = s.keeps_norm() ? up.number(j) : 0.0;
@@ -340,8 +342,8 @@ struct Backward {
       rotate(group, count, s.p, theta ? theta + start : nullptr, slope ? slope + start : nullptr);
       for (int64_t r = 0; r < count; ++r) {
         const Factors by = factors(group, r, gh[r], gz[r]);
-        write(start + r, group.row(r), by);
-        const bool alive = group.hh[r] > 0;
+        write(start + r, group.row[r], by);
+        const bool alive = group.row[r].hh > 0;
         sums[0] += alive ? by.step : 0.0;
         sums[2] += alive ? by.radius : 0.0;
         turn[r] = alive ? by.theta : 0.0;
