@@ -32,7 +32,7 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
     """
     folder = run / CHECKPOINTS
     target = folder / f"step_{state.step:07d}"
-    if target.exists():
+    if target.exists():  # a resumed run with nothing left to do, or a signal in a step that is saved anyway
         return target
     _sweep(folder)
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"

@@ -139,6 +139,7 @@ def train(
         check_same_config(out, config)
         return done
     dataset = prepare(config.data) if dataset is None else dataset
+    # Everything that can be refused is refused before `open_run` writes.
     run = Run.build(config, out, dataset)
     checkpoint = open_run(out, config, resume)
     with StopSignals() as stop, torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
@@ -167,7 +168,7 @@ def train_steps(
     for step in range(state.step, config.total_steps):
         started = time.perf_counter()
         lr = config.lr_at(step)
-        loss = run.gradients(forward, step).item()
+        loss = run.gradients(forward, step).item()  # .item() also waits for the GPU, so that the time is right
         grad_norm = clip_gradients(model.parameters(), config.grad_clip)
         update_parameters(state, lr, grad_norm)
         event = state.monitor.update(loss)
@@ -202,6 +203,7 @@ def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunR
     write_json(run.folder / DIAGNOSTICS, run.probe(state))
     if run.config.save_final or run.config.checkpoint_interval > 0:
         save_checkpoint(run.folder, state, run.config, run.dataset.fingerprint)
+    # Last, because a run.json says that the folder is complete.
     reason = divergence(state, ended=True)
     return write_result(run, state, "finished" if reason is None else "diverged", reason, evaluation)
 

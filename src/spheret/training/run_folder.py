@@ -129,7 +129,7 @@ def read_metrics(folder: Path, *, skip_damaged: bool = False) -> list[dict[str, 
         try:
             record = finite_or_none(json.loads(line))
             by_step[int(record["step"])] = record
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:  # not JSON, no step, or not an object
             if number == len(lines):
                 continue
             message = f"{path}:{number} is not a metrics record"
@@ -152,7 +152,7 @@ class MetricsLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._file.write(_line(record))
-        self._file.flush()
+        self._file.flush()  # displays follow the file, and a kill must not lose what was logged
 
     def __enter__(self) -> Self:
         return self
@@ -274,7 +274,8 @@ def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
 def check_same_config(folder: Path, config: TrainConfig) -> None:
     """ValueError: names the fields, other than those in MAY_CHANGE, in which the run in `folder` differs."""
     stored = config_to_dict(config_from_dict(read_json(folder / CONFIG)))
-    # Through JSON, so that tuples and lists compare alike.
+    # Through the current class, so that fields added since count at their defaults, and through JSON, so that tuples
+    # and lists compare alike.
     old, new = (json.loads(json.dumps(values)) for values in (stored, config_to_dict(config)))
     changed = [name for name in _differing_fields(old, new) if name not in MAY_CHANGE]
     if changed:
