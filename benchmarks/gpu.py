@@ -453,7 +453,7 @@ def main() -> int:
     import triton
 
     from spheret.kernels import triton_launch
-    from spheret.training.environment import machine, versions
+    from spheret.training.device import machine, versions
 
     bench = Bench(device, options.dry_run, triton_launch, time.monotonic() + options.seconds)
     record: Figures = {"dry_run": bench.dry, "machine": machine(torch.device(device))}

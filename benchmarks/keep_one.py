@@ -24,7 +24,7 @@ from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
 from spheret.connections.spheret import SpheretNorm
 from spheret.geometry import cos_and_sinc, rows
 from spheret.kernels import cpu
-from spheret.training.environment import machine, versions
+from spheret.training.device import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 SMALLEST_ANGLE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # radians; below, a row keeps its f

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from spheret.benchmarking.op import ADD, OpBench, bench_op
-from spheret.training.files import write_json
+from spheret.training.run_folder import write_json
 
 RESULTS = Path(__file__).parent / "results" / "op"
 SHAPES = ("64x128", "1024x128", "4096x128", "65536x128", "64x384", "4096x384", "64x768", "1024x768", "4096x768")

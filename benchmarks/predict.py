@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from spheret.benchmarking.bytes import copy_function, keep_freed_memory, moved_bytes
 from spheret.benchmarking.step import StepBench, batch, build_variants
 from spheret.connections import list_schemes
-from spheret.training.environment import machine, versions
+from spheret.training.device import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")

@@ -15,10 +15,9 @@ from spheret.connections import list_schemes
 from spheret.costs.memory import StepMemory, in_bfloat16, recompute_blocks, step_memory
 from spheret.models import GPTConfig
 from spheret.training import TrainConfig
-from spheret.training.accumulate import accumulate_gradients, clip_gradients
 from spheret.training.device import autocast
 from spheret.training.state import initial_state
-from spheret.training.update import update_parameters
+from spheret.training.step import accumulate_gradients, clip_gradients, update_parameters
 
 CPU = torch.device("cpu")
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import spheret
 from spheret.data import DataConfig, Dataset, prepare
 from spheret.models import GPTConfig
-from spheret.training import TrainConfig
+from spheret.training import TrainConfig, config_to_dict, train
 
 WORDS = ["the", "norm", "of", "a", "sphere", "turns", "by", "an", "angle", "beta", "over", "p"]
+
+SCRIPT = """
+import json, sys
+from spheret.training import TrainingInterrupted, config_from_dict, train
+config, out = config_from_dict(json.loads(sys.argv[1])), sys.argv[2]
+try:
+    train(config, out)
+except TrainingInterrupted as stop:
+    sys.exit(stop.exit_code)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +55,38 @@ def tiny(data_config: DataConfig) -> Callable[..., TrainConfig]:
         return TrainConfig(model=model, data=data_config, **(settings | changes))
 
     return build
+
+
+class Stop(KeyboardInterrupt):
+    """Ctrl-C at a chosen step."""
+
+
+@pytest.fixture(scope="session")
+def interrupted() -> Callable[[TrainConfig, Path, Dataset, int], None]:
+    """Trains into a folder until a step is logged, then stops as Ctrl-C would."""
+
+    def interrupt(config: TrainConfig, out: Path, dataset: Dataset, step: int) -> None:
+        def listen(record: dict[str, Any]) -> None:
+            if record["step"] == step:
+                raise Stop(f"stopped at step {step}")
+
+        with pytest.raises(Stop):
+            train(config, out, dataset=dataset, on_log=listen)
+
+    return interrupt
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """Trains into a folder in a process of its own; keywords are environment variables."""
+
+    def start_process(config: TrainConfig, out: Path, **environment: str) -> subprocess.Popen[str]:
+        source = str(Path(spheret.__file__).parents[1])
+        return subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, json.dumps(config_to_dict(config)), str(out)],
+            env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start_process

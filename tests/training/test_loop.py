@@ -14,7 +14,7 @@ import torch
 from spheret.data import Dataset
 from spheret.evaluation import evaluate
 from spheret.training import COLLAPSE_MARGIN, TrainConfig, load_model, read_metrics, read_result, train
-from spheret.training.validation import Validation
+from spheret.training.loop import Run
 
 Tiny = Callable[..., TrainConfig]
 
@@ -74,13 +74,9 @@ def test_diagnostics_have_one_entry_a_sublayer(finished: tuple[TrainConfig, Path
 
 def test_the_final_checkpoint_has_the_final_loss(finished: tuple[TrainConfig, Path], dataset: Dataset) -> None:
     config, out = finished
-    windows = Validation.build(config, dataset)
+    windows = Run.build(config, out, dataset).validation
     result = evaluate(load_model(out), windows.x, windows.y, windows.token_bytes)
     assert result.loss == pytest.approx(read_result(out).val_loss, rel=1e-6)
-
-
-def test_the_stored_result_is_the_returned_one(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
-    assert train(tiny(), tmp_path / "run", dataset=dataset) == read_result(tmp_path / "run")
 
 
 @pytest.mark.parametrize("scheme", ["pre-ln", "spheret:p=learn"])
@@ -174,15 +170,6 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_with_a_run_is_not_overwritten(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
-    train(tiny(save_final=False), tmp_path, dataset=dataset)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(FileExistsError, match="resume=True"):
-        train(tiny(seed=9), tmp_path, dataset=dataset)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    assert not (tmp_path / "checkpoints").exists()
-
-
 def test_works_without_a_cuda_driver(
     tiny: Tiny, tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,15 +202,15 @@ def test_bfloat16_keeps_parameters_in_float32_and_moves_the_scalars(
     assert all(value.dtype == torch.float32 for value in weights.values() if value.is_floating_point())
 
 
-def test_validation_windows_do_not_overlap_on_a_short_text(tiny: Tiny, dataset: Dataset) -> None:
+def test_validation_windows_do_not_overlap_on_a_short_text(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
     """Tokens that are counted twice would make the standard error look smaller than it is."""
     config = tiny(eval_windows=10_000)
-    windows = Validation.build(config, dataset).y
+    windows = Run.build(config, tmp_path, dataset).validation.y
     assert 1 < len(windows) < 10_000
     assert windows.size <= len(dataset.val) < windows.size + config.model.block_size + 1
 
 
-def test_the_validation_windows_are_the_same_for_every_seed(tiny: Tiny, dataset: Dataset) -> None:
-    a, b = (Validation.build(tiny(seed=seed), dataset) for seed in (1, 2))
+def test_the_validation_windows_are_the_same_for_every_seed(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    a, b = (Run.build(tiny(seed=seed), tmp_path, dataset).validation for seed in (1, 2))
     assert np.array_equal(a.y, b.y)
     assert a.unigram_loss == b.unigram_loss

@@ -26,8 +26,7 @@ from spheret.benchmarking.rounds import balanced_order
 from spheret.benchmarking.step import FORMAT, OnSample, collect_between_rounds
 from spheret.connections import build_connection, canonical_name
 from spheret.connections.base import Connection
-from spheret.training.device import resolve_device
-from spheret.training.environment import machine, versions
+from spheret.training.device import machine, resolve_device, versions
 
 ADD, COPY, COMPILED = "add", "copy", " (compiled)"
 Pair = tuple[Tensor, Tensor]

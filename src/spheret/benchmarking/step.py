@@ -26,8 +26,7 @@ from spheret.benchmarking.results import TABLE_HEADER, Regression, compare_resul
 from spheret.benchmarking.rounds import balanced_order
 from spheret.connections import canonical_name
 from spheret.models import GPT, GPTConfig
-from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
-from spheret.training.environment import machine, versions
+from spheret.training.device import autocast, machine, resolve_device, resolve_dtype, to_device, versions
 from spheret.training.optimizer import build_adamw
 
 __all__ = [

@@ -14,7 +14,7 @@ from rich.table import Table
 from spheret.benchmarking.op import OpBench, bench_op
 from spheret.benchmarking.step import TABLE_HEADER, StepBench, bench_step, compare_results, to_table
 from spheret.cli.console import output, say
-from spheret.training.files import write_json
+from spheret.training.run_folder import write_json
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from spheret.connections import canonical_name
 from spheret.data import prepare
 from spheret.recipes import recipe
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
-from spheret.training.files import CONFIG, RUN
-from spheret.training.validation import check_buildable
+from spheret.training.run_folder import CONFIG, RUN
+from spheret.training.state import check_buildable
 
 
 @dataclass(frozen=True, kw_only=True)

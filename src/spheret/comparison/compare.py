@@ -23,8 +23,8 @@ from spheret.comparison.worker import WARNINGS_FILE, explain_exit
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
 from spheret.training import RunResult, machine, versions
 from spheret.training.device import resolve_device
-from spheret.training.files import write_json
-from spheret.training.validation import check_buildable
+from spheret.training.run_folder import write_json
+from spheret.training.state import check_buildable
 
 RESULTS = "results.json"
 

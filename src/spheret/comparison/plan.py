@@ -18,7 +18,7 @@ from spheret.comparison.settings import RunSettings, default_lr, flags, scheme_l
 from spheret.connections import canonical_name, parse_scheme
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
-from spheret.training.folder import MAY_CHANGE
+from spheret.training.run_folder import MAY_CHANGE
 
 TUNING_SEED = 0
 SHARES = (0.2, 0.4, 0.8)  # of 1/d: the learning rates that are tried where none are given

@@ -23,8 +23,8 @@ import torch
 from spheret.comparison.plan import RunSpec
 from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit, work
 from spheret.training import RunResult
-from spheret.training.files import METRICS
 from spheret.training.interrupt import StopSignals
+from spheret.training.run_folder import METRICS
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0

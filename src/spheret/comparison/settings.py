@@ -11,7 +11,7 @@ from spheret.data import DataConfig
 from spheret.models import GPTConfig
 from spheret.training import TrainConfig
 from spheret.training.config import ComputeType, Switch
-from spheret.training.schedule import ScheduleKind
+from spheret.training.optimizer import ScheduleKind
 
 WARMUP, WEIGHT_DECAY = 0.1, 0.1
 DEFAULT_SHARE = 0.4

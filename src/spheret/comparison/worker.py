@@ -25,8 +25,7 @@ from filelock import FileLock
 from spheret.comparison.plan import RunSpec
 from spheret.data import Dataset
 from spheret.training import RunResult, checkpoints, read_metrics, train
-from spheret.training.files import RUN
-from spheret.training.folder import check_same_config, finished_result
+from spheret.training.run_folder import RUN, check_same_config, finished_result
 
 ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE, LOCK_FILE = "error.txt", "warnings.txt", "output.txt", ".lock"
 ORPHAN_SECONDS = 60.0

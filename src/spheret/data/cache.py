@@ -1,4 +1,4 @@
-"""Folders of prepared data: finding a sound one, and naming a finished one in a single step."""
+"""The cache of prepared data: finding an intact folder, and putting a finished one in its place in one atomic step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ABANDONED_AFTER_SECONDS = 24 * 3600
 
 
 def cache_folder(cache: str | None = None) -> Path:
-    """The sub-folder for data sets of ``cache``, else of ``$SPHERET_CACHE``, else of ``~/.cache/spheret``."""
+    """The folder ``datasets`` in ``cache``, else in ``$SPHERET_CACHE``, else in ``~/.cache/spheret``."""
     return Path(cache or os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "datasets"
 
 
 def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
-    """The data set in ``folder`` if it is the one wanted and every byte of it is sound."""
+    """The data set in ``folder`` if it has this fingerprint and every byte is intact, else None."""
     try:
         dataset = Dataset.open(folder, verify=True)
     except (OSError, ValueError):
@@ -29,13 +29,13 @@ def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
 
 
 def publish(temporary: Path, target: Path, fingerprint: str) -> None:
-    """Gives a finished folder its name; where a sound data set already has that name, that one stays.
+    """Renames the finished folder ``temporary`` to ``target``; an intact data set that is already there stays.
 
-    Raises OSError where the target cannot be replaced.
+    Raises OSError if the target cannot be replaced.
     """
     for attempt in range(10):
         try:
-            # The one atomic step: a rename fails if the target is a folder with something in it.
+            # The one atomic step. It fails if the target is a folder that is not empty.
             os.rename(temporary, target)
             return
         except OSError:
@@ -43,11 +43,12 @@ def publish(temporary: Path, target: Path, fingerprint: str) -> None:
                 return
             if attempt == 9 or not target.is_dir():
                 raise
+        # What is there is damaged. Moving it away is atomic, deleting it in place is not.
         damaged = temporary.with_name(f"{temporary.name}.damaged.tmp")
         try:
             os.rename(target, damaged)
         except FileNotFoundError:
-            continue  # another caller moved it away
+            continue  # another process moved it away
         shutil.rmtree(damaged, ignore_errors=True)
 
 
@@ -70,10 +71,10 @@ def refuse_foreign(folder: Path, fingerprint: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes from the cache what runs that were killed long ago left behind."""
+    """Removes temporary folders in the cache whose process was killed more than a day ago."""
     for path in folder.glob(".*.tmp"):
         try:
             if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
         except FileNotFoundError:
-            continue  # another caller was quicker
+            continue  # another process removed it first

@@ -1,4 +1,4 @@
-"""What to read and how to cut it: the one configuration object of this package."""
+"""The configuration of a data set: what to read, how to tokenise it, what to hold out."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from spheret.data.tokenization.spec import parse_tokenizer
+from spheret.data.tokenization import parse_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Corpus, tokenizer and split of a data set; ``to_dict`` and ``from_dict`` go through JSON and back.
+    """Corpus, tokenizer and split of a data set.
 
     data: what to read, in order: ``stdlib``, files (.txt .md .py .jsonl .jsonl.gz .jsonl.xz .parquet), folders.
     tokenizer: ``bytes`` | ``bpe`` | ``bpe:<vocabulary>`` | ``gpt2`` | ``gpt2:<folder>``.
     val_fraction: share held out for validation, in (0, 1).
     text_column: the field of ``.jsonl`` and ``.parquet`` rows that holds the text.
-    split_seed: another seed holds out other documents.
+    split_seed: decides which documents are held out.
     cache: folder for prepared data; None means ``$SPHERET_CACHE`` or ``~/.cache/spheret``.
 
     Raises ValueError, naming the value, for an empty list, an unknown tokenizer, or a fraction outside (0, 1).
@@ -32,7 +32,7 @@ class DataConfig:
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        # People pass a lone string, and JSON gives back a list; tuple("stdlib") would be one-letter corpora.
+        # People pass a lone string, and JSON gives back a list. tuple("stdlib") would be six corpora of one letter.
         entries = (self.data,) if isinstance(self.data, (str, os.PathLike)) else tuple(self.data)
         object.__setattr__(self, "data", tuple(os.fspath(entry) for entry in entries))
         if not self.data or not all(self.data):

@@ -32,7 +32,7 @@ class Dataset:
         return "+".join(source["name"] for source in self.manifest["sources"])
 
     def summary(self) -> dict[str, Any]:
-        """What a run's report says about its data."""
+        """What run.json says about the data."""
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -61,7 +61,7 @@ class Dataset:
         return dataset
 
     def verify(self) -> None:
-        """Reads both shards whole. Raises ValueError naming the file in which a byte changed."""
+        """Reads both shards completely. Raises ValueError, which names the file, if a byte changed."""
         self.train.verify()
         self.val.verify()
 

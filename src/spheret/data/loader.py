@@ -1,4 +1,4 @@
-"""Batches of windows from a shard: pure functions, so that a run resumes exactly and ranks share no state."""
+"""Batches of windows from a shard. Pure functions: a run resumes exactly, and ranks share no state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def sample_batch(
 ) -> Batch:
     """Random windows for one step: ``x`` and, one token later, ``y``, each (batch_size / world_size, block_size) int64.
 
-    batch_size is that of all ranks together: the ranks' batches, one below the other, are the batch of world_size = 1.
-    The windows depend on (seed, step) alone, on every machine and NumPy release (Philox, a counter-based generator).
+    batch_size counts all ranks: the ranks' batches, stacked, are the batch of world_size = 1.
+    The windows depend only on (seed, step), on every machine and NumPy release (Philox, a counter-based generator).
     Raises ValueError for a shard shorter than block_size + 1 tokens, and for sizes, ranks or seeds out of range.
     """
     if not 0 <= rank < world_size or batch_size < 1 or batch_size % world_size:
@@ -27,6 +27,7 @@ def sample_batch(
         raise ValueError(f"seed={seed} and step={step} must lie between 0 and 2^64 - 1")
     starts_available = _window_starts(shard, block_size)
     raw = np.random.Philox(key=np.array([seed, step], np.uint64)).random_raw(batch_size)
+    # Not Generator.integers, whose numbers may change between NumPy releases; random_raw is fixed.
     uniform = (raw >> np.uint64(11)) * 2.0**-53
     starts = (uniform * starts_available).astype(np.int64)
     share = batch_size // world_size
@@ -36,8 +37,8 @@ def sample_batch(
 def fixed_windows(shard: Shard, *, n_windows: int, block_size: int) -> Batch:
     """Windows for evaluation, evenly spaced: ``x`` and, one token later, ``y``, each (n_windows, block_size) int64.
 
-    They depend on the shard alone and reach from its first token to its last. They do not overlap as long as
-    n_windows * block_size < len(shard); a shorter shard gives overlapping windows, and at most all different ones.
+    They depend only on the shard and reach from its first token to its last. They do not overlap if
+    n_windows * block_size < len(shard). A shorter shard gives overlapping windows, but never the same one twice.
     Raises ValueError for a shard shorter than block_size + 1 tokens.
     """
     if n_windows < 1:

@@ -1,4 +1,4 @@
-"""Corpus -> tokenised shards, once per content: later calls find them by a fingerprint."""
+"""Corpus -> tokenised shards, made once: later calls find them by the fingerprint of corpus, tokenizer and split."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _REPORT_BYTES = 2**26
 def prepare(
     config: DataConfig, *, out: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> Dataset:
-    """The data set that ``config`` describes, made now or found in the cache (or in the folder ``out``).
+    """The data set that ``config`` describes, found in the cache (or in the folder ``out``) or made there.
 
-    The same contents, tokenizer and split have the same fingerprint wherever the files lie. Callers at the same time
-    are safe: each writes a temporary folder, the first to finish names it, the others use that one. A damaged cache
-    entry is made again. Memory is bounded by the largest document (above 16 MiB, a text file counts as many).
-    progress: called with a line of text now and then.
-    Raises FileNotFoundError for missing files, ValueError for contents that cannot be read, ImportError where pyarrow
-    is needed and missing, FileExistsError if ``out`` holds something else.
+    The same contents, tokenizer and split have the same fingerprint wherever the files are. Several processes may
+    prepare the same data: each writes a temporary folder, the first to finish renames it, the others use that one. A
+    damaged cache entry is made again. Memory is bounded by the largest document (a text file above 16 MiB counts as
+    many documents).
+    progress: gets a line of text now and then.
+    Raises FileNotFoundError for missing files, ValueError for contents that cannot be read, ImportError if pyarrow is
+    needed and missing, FileExistsError if ``out`` holds something else.
     """
     say = progress or (lambda line: None)
     sources = resolve(config.data)
@@ -59,7 +60,7 @@ def prepare(
         head = {"format": FORMAT, "fingerprint": fingerprint, "sources": described}
         manifest = {**head, **_build(config, sources, temporary, say), "versions": _versions()}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)  # mkdtemp's folders are private, a cache may be shared
+        temporary.chmod(0o755)  # mkdtemp's folders are private, but a cache may be shared
         publish(temporary, target, fingerprint)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -79,7 +80,7 @@ def _fingerprint(config: DataConfig, described: list[dict[str, Any]]) -> str:
 
 
 def _build(config: DataConfig, sources: tuple[Source, ...], folder: Path, say: Progress) -> dict[str, Any]:
-    """Writes shards and tokenizer into ``folder``; returns what the manifest says of them."""
+    """Writes shards and tokenizer into ``folder``; returns what the manifest says about them."""
 
     def documents() -> Iterator[str]:
         for source in sources:
@@ -93,7 +94,7 @@ def _build(config: DataConfig, sources: tuple[Source, ...], folder: Path, say: P
         return (text for held_out, text in split().sides(documents()) if not held_out)
 
     say("reading " + ", ".join(source.name for source in sources) + f" with tokenizer {config.tokenizer}")
-    # First, so that missing tokenizer files show before the corpus is read; bpe asks for the split itself.
+    # First, so that a missing tokenizer file is noticed before the corpus is read. A bpe calls split() itself.
     tokenizer = build_tokenizer(config.tokenizer, train_texts)
     shards = _write_shards(folder, tokenizer, split(), documents(), say)
     share = shards["val"]["bytes"] / (shards["val"]["bytes"] + shards["train"]["bytes"])

@@ -68,7 +68,7 @@ class Shard:
 
     @property
     def tokens(self) -> Ids:
-        """The ids, shape (n_tokens,), read-only. Each access maps the file anew: a kept map fills memory."""
+        """The ids, shape (n_tokens,), read-only. Each access maps the file again: a map that is kept fills memory."""
         if self.n_tokens == 0:
             return np.empty(0, self.dtype)
         return np.memmap(self.path, self.dtype, "r", HEADER_BYTES, (self.n_tokens,))
@@ -89,7 +89,7 @@ class Shard:
 
 
 class ShardWriter:
-    """Writes a shard bit by bit; it appears under its name only when the ``with`` block ends without an exception.
+    """Writes a shard piece by piece. It gets its name only when the ``with`` block ends without an exception.
 
     eot_id: the id that ends a document; its occurrences are counted as documents.
     """
@@ -108,7 +108,7 @@ class ShardWriter:
         return self
 
     def append(self, ids: Ids) -> None:
-        """Adds ids, shape (n,). Raises ValueError for an id outside [0, vocab_size), TypeError for no integers."""
+        """Adds integer ids, shape (n,). Raises ValueError for an id outside [0, vocab_size), TypeError for others."""
         ids = np.asarray(ids)
         if ids.size == 0:
             return

@@ -1,4 +1,4 @@
-"""Which documents are held out. The side depends on the text alone, so equal documents never fall on both sides."""
+"""Which documents are held out. The text alone decides, so copies of a document are never on both sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCORE_RANGE = 2**64
 
 @dataclass(frozen=True)
 class Split:
-    """A decided split: held out is each document whose score lies under ``threshold``, or the end of the only one.
+    """A split: documents with a score below ``threshold`` are held out, or the end of a single document is.
 
     rule: ``by-document`` or ``cut-single-document``.
     """
@@ -43,8 +43,8 @@ class Split:
 def decide(documents: Iterable[str], fraction: float, seed: int) -> Split:
     """One pass over the corpus that fixes the split; memory does not grow with the corpus.
 
-    Each document's score is a hash of its text, uniform in [0, 2^64); scores under ``fraction`` of that are held out.
-    Should that leave a side empty, the document with the smallest score is held out, or the one with the largest is
+    Each document's score is a hash of its text, uniform in [0, 2^64); scores below ``fraction`` of that are held out.
+    If that leaves a side empty, the document with the smallest score is held out, or the one with the largest is
     kept for training. If the corpus is one document (or copies of one), its last ``fraction`` is held out instead.
     Raises ValueError for a corpus without documents.
     """

@@ -1,4 +1,4 @@
-"""Reference numbers that a model's loss is read against."""
+"""Figures to compare a model's loss with: the unigram loss, and the bytes of text behind the targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unigram_loss(train: Shard, targets: npt.NDArray[Any]) -> float:
     """Nats per token of the training shard's token frequencies (each count plus one) on ``targets``.
 
     targets: ids of any shape; -1 is ignored.
-    The loss of the best model that ignores its context: a run that stays here has learnt frequencies and nothing else.
+    It is the loss of the best model that ignores the context: a run that stays there has learned frequencies only.
     Raises ValueError without targets or for a target outside the vocabulary.
     """
     counts = np.ones(train.vocab_size, np.int64)

@@ -1,5 +1,6 @@
-"""What happens inside a run: probes of the residual stream, divergence monitor."""
+"""What happens inside a run: a probe of the residual stream, and a monitor that tells spikes from divergence."""
 
+from spheret.diagnostics.monitor import DivergenceMonitor, Event
 from spheret.diagnostics.probe import probe
 
-__all__ = ["probe"]
+__all__ = ["DivergenceMonitor", "Event", "probe"]

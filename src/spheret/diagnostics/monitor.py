@@ -1,15 +1,16 @@
-"""Watches the training losses of one run: spikes that recover are told apart from runs that are lost.
+"""Watches the training losses of one run and tells spikes, which recover, from divergence, which does not.
 
-The loss is smoothed by an exponential moving average (bias-corrected, memory of about 20 steps). Three kinds of event:
+The loss is smoothed by an exponential moving average (bias-corrected, memory of about 20 steps). There are three kinds
+of event:
 
 `nonfinite`  the loss is NaN or infinite.
-`spike`      one loss lies far above the smoothed loss: more than `spike_sigmas` standard deviations of the recent
-             noise, and at least `margin` nats. Recorded only: most spikes recover.
-`drift`      the smoothed loss stayed `margin` nats above the best it had reached for `patience` steps in a row,
-             whether a spike or a slow rise took it there.
+`spike`      one loss is far above the smoothed loss: by more than `spike_sigmas` standard deviations of the recent
+             noise, and by at least `margin` nats. It is only recorded, because most spikes recover.
+`drift`      the smoothed loss was more than `margin` nats above its best for `patience` steps in a row, whether a
+             spike or a slow rise took it there.
 
-`nonfinite` and `drift` mean that the run has diverged: `DivergenceMonitor.diverged` holds the event until the loss
-recovers. A run that ends has no more steps to recover in: `at_end` then says whether it ended above its best.
+After `nonfinite` or `drift` the run counts as diverged: `DivergenceMonitor.diverged` holds the event until the loss
+recovers. A run that ends has no steps left to recover in, so `at_end` asks for less patience.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Kind = Literal["spike", "drift", "nonfinite"]
 
 @dataclass(frozen=True)
 class Event:
-    """One thing the monitor noticed: `index` counts the losses fed to it from 0."""
+    """Something the monitor noticed at loss number `index`, counted from 0."""
 
     kind: Kind
     index: int
@@ -34,11 +35,13 @@ class Event:
 
 @dataclass
 class DivergenceMonitor:
-    """Feed it every training loss in order (nats per token).
+    """Takes every training loss in order, in nats per token.
 
-    `margin`: nats above the reference that count; `spike_sigmas`: how many standard deviations of the recent noise a
-    spike must exceed; `patience`: consecutive steps above the best smoothed loss that count as divergence; `memory`:
-    steps the average spans.
+    Attributes:
+        margin: nats above the smoothed loss (spike) or above its best (drift) that count.
+        spike_sigmas: standard deviations of the recent noise that a spike must exceed.
+        patience: consecutive steps above the best smoothed loss that count as divergence.
+        memory: steps that the average spans.
     """
 
     margin: float = 0.5
@@ -49,9 +52,10 @@ class DivergenceMonitor:
     def __post_init__(self) -> None:
         if self.margin <= 0 or self.spike_sigmas <= 0 or self.patience < 1 or self.memory < 1:
             raise ValueError(f"{self}: margin and spike_sigmas must be positive, patience and memory at least 1")
-        self.count = 0  # losses seen, also the non-finite ones
-        self.spikes = 0  # excursions so far
+        self.count = 0  # losses seen, non-finite ones included
+        self.spikes = 0  # spikes so far, each counted once however many steps it lasts
         self.diverged: Event | None = None
+        # Sums of the moving averages; divided by _weight they are free of the bias towards their start at 0.
         self._mean = 0.0
         self._variance = 0.0
         self._weight = 0.0
@@ -65,7 +69,7 @@ class DivergenceMonitor:
         return self._mean / self._weight if self._weight > 0 else math.nan
 
     def update(self, loss: float) -> Event | None:
-        """Take the next loss; the event it causes, if any. An excursion is reported once, not at each of its steps."""
+        """Take the next loss and return the event it causes, if any. A spike is reported at its first step only."""
         index = self.count
         self.count += 1
         if not math.isfinite(loss):
@@ -96,7 +100,7 @@ class DivergenceMonitor:
     def _smooth(self, loss: float) -> None:
         keep = 1.0 - 1.0 / self.memory
         if self._weight > 0:
-            # The part beyond the threshold is cut off: one spike must not hide the next by inflating the noise.
+            # Only the part up to the threshold counts: one spike must not hide the next by inflating the noise.
             jump = min(loss - self.smoothed, self._threshold()) if self._in_spike else loss - self.smoothed
             self._variance = keep * self._variance + (1.0 - keep) * jump * jump
         self._mean = keep * self._mean + (1.0 - keep) * loss
@@ -122,7 +126,7 @@ class DivergenceMonitor:
         return Event("drift", index, loss, message)
 
     def at_end(self) -> Event | None:
-        """The event by which a run that ends now has diverged, if any: `diverged`, or a drift as long as `memory`."""
+        """Why a run that ends now has diverged, if it has: `diverged`, or a drift that lasted `memory` steps."""
         if self.diverged is None and self._above >= self.memory:
             return self._drift_event(self.count - 1, self.smoothed)
         return self.diverged
@@ -133,7 +137,7 @@ class DivergenceMonitor:
         return {**state, "diverged": None if self.diverged is None else astuple(self.diverged)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Inverse of `state_dict`. ValueError: other keys than this version's."""
+        """Inverse of `state_dict`. ValueError: the keys are not those of this version."""
         if set(state) != set(vars(self)):
             raise ValueError(
                 f"monitor state has keys {sorted(state)}, expected {sorted(vars(self))}; "

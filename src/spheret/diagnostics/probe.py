@@ -1,4 +1,4 @@
-"""What the residual stream of a model does on given tokens, connection by connection."""
+"""What each connection of a model does to the hidden state on given tokens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from spheret.models.gpt import GPT, Block
 
 @torch.no_grad()
 def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
-    """Run ``model`` on ``idx`` (B, T) and return one entry per connection, in order of depth.
+    """Run ``model`` on ``idx`` (B, T) int64 and measure every connection, in order of depth.
 
     Returns:
-        ``layer`` (1-based), ``sublayer`` (``attn`` or ``mlp``), and means over tokens of ``hidden_norm``
-        (|h'|/sqrt(d)), ``angle_deg`` (between h and h'),
-        ``update_ratio`` (|f|/|h|), ``update_cosine`` (of f with h), ``skip_gain`` (median over tokens; 0 or less: the
-        token's own signal dies) and
-        ``token_cosine`` (mean cosine between the states of different tokens; 1: all tokens look alike).
+        Lists with one entry a connection, as diagnostics.json stores them:
+
+        ``layer``: counts from 1, the l of the equations (``layer_idx + 1``).
+        ``sublayer``: ``attn`` or ``mlp``.
+        ``hidden_norm``: |h'| / sqrt(d), mean over tokens.
+        ``angle_deg``: angle between h and h' in degrees, mean over tokens.
+        ``update_ratio``: |f| / |h|, mean over tokens.
+        ``update_cosine``: cosine of f with h, mean over tokens.
+        ``skip_gain``: median over tokens; at 0 or below, the token's own signal dies.
+        ``token_cosine``: mean cosine between the states of different tokens; at 1 all tokens look alike.
     """
     rows: dict[str, list[Any]] = {}
 
-    def record(layer: int, sublayer: str, connection: Connection, h: Tensor, f: Tensor, out: Tensor) -> None:
+    def record(layer_idx: int, sublayer: str, connection: Connection, h: Tensor, f: Tensor, out: Tensor) -> None:
         stats = connection.stats(h, f, out)
-        entry: dict[str, Any] = {"layer": layer, "sublayer": sublayer}
+        entry: dict[str, Any] = {"layer": layer_idx + 1, "sublayer": sublayer}
+        # The median: where f is nearly parallel to h, the least squares behind skip_gain give a token a wild value.
         entry |= {k: float(v.median() if k == "skip_gain" else v.mean()) for k, v in stats.items()}
         entry["token_cosine"] = _mean_cosine(out)
         for key, value in entry.items():
@@ -35,11 +41,11 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
     was_training = model.training
     model.eval()
     h = model.embed(idx)
-    for layer, block in enumerate(model.blocks, start=1):
+    for layer_idx, block in enumerate(model.blocks):
         for sublayer, branch, connection in cast(Block, block).sublayers():
             f = branch(connection.branch_input(h))
             out = connection(h, f)
-            record(layer, sublayer, connection, h, f, out)
+            record(layer_idx, sublayer, connection, h, f, out)
             h = out
     model.train(was_training)
     return rows
@@ -51,5 +57,6 @@ def _mean_cosine(h: Tensor) -> float:
     tokens = unit.shape[1]
     if tokens < 2:
         return float("nan")
-    total = unit.sum(1).square().sum(-1)  # sum over all pairs, the diagonal included
+    # |sum of unit vectors|^2 is the sum of the cosines of all pairs, each token with itself included.
+    total = unit.sum(1).square().sum(-1)
     return float(((total - tokens) / (tokens * (tokens - 1))).mean())

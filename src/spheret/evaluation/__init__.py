@@ -1,5 +1,5 @@
 """Evaluation of trained models."""
 
-from spheret.evaluation.perplexity import Evaluation, evaluate
+from spheret.evaluation.perplexity import IGNORED, Evaluation, Validation, evaluate
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["IGNORED", "Evaluation", "Validation", "evaluate"]

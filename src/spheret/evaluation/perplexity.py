@@ -1,4 +1,4 @@
-"""Loss on held-out windows, with the error that the choice of windows leaves in it."""
+"""Loss on held-out windows, with its standard error over windows, and the loss to compare it with."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from spheret.data import Dataset, fixed_windows, unigram_loss
+
 IGNORED = -1
+"""Targets of this value take no part in a loss."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` in nats per token, its `standard_error` over windows (NaN for one); `bits_per_byte` needs byte counts."""
+    """`loss` in nats per token over `tokens` targets, and its `standard_error` over windows (NaN for one window).
+
+    `bits_per_byte` is None without byte counts.
+    """
 
     loss: float
     standard_error: float
@@ -29,6 +35,37 @@ class Evaluation:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
+@dataclass(frozen=True)
+class Validation:
+    """Windows x -> y (N, T) int64, the bytes of text of each token (V,), and what a model's loss is compared with.
+
+    `unigram_loss` is the loss in nats per token that the training set's token frequencies have on y. `batch_size` is
+    the number of windows at a time.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    token_bytes: np.ndarray
+    unigram_loss: float
+    batch_size: int
+
+    @classmethod
+    def build(cls, dataset: Dataset, *, n_windows: int, block_size: int, batch_size: int) -> Validation:
+        """At most `n_windows` windows of `block_size` tokens: always the same ones for the same data and sizes.
+
+        There are fewer where the validation shard is too short for so many side by side. ValueError: it is too short
+        for one window.
+        """
+        # The standard error takes windows for independent, and windows that overlap are not.
+        side_by_side = max(1, (len(dataset.val) - 1) // block_size)
+        x, y = fixed_windows(dataset.val, n_windows=min(n_windows, side_by_side), block_size=block_size)
+        return cls(x, y, dataset.tokenizer.token_bytes(), unigram_loss(dataset.train, y), batch_size)
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Loss of `model` on all windows."""
+        return evaluate(model, self.x, self.y, self.token_bytes, self.batch_size)
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -37,12 +74,18 @@ def evaluate(
     token_bytes: np.ndarray | torch.Tensor | None = None,
     batch_size: int = 8,
 ) -> Evaluation:
-    """Mean cross-entropy of `model` over windows x -> y, both (N, T) int64, targets of -1 left out.
+    """Mean cross-entropy of `model` over windows x -> y. For autocast, call it inside the context.
 
-    `token_bytes` (V,) is the number of bytes of text each token stands for, 0 for specials: bits per byte is the loss
-    summed over all targets over their bytes of text, so that every tokenizer pays for its document separators. The
-    logits may be bfloat16, the loss is computed in float32. The model's mode is restored. For autocast, call it
-    inside the context. ValueError: no windows, or no target that counts.
+    Args:
+        model: `logits, loss = model(idx)`. Its mode (training or evaluation) is restored.
+        x: (N, T) int64 token ids.
+        y: (N, T) int64 targets, -1 where no loss is taken.
+        token_bytes: (V,) bytes of text that each token stands for, 0 for special tokens. Bits per byte is the loss
+            summed over all targets, separators included, over the bytes of their text.
+        batch_size: windows at a time.
+
+    Raises:
+        ValueError: no windows, or every target is masked.
     """
     device = next(model.parameters()).device
     x, y = torch.as_tensor(x), torch.as_tensor(y)
@@ -63,13 +106,14 @@ def evaluate(
 
 
 def _token_losses(model: Any, x: torch.Tensor, y: torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:
-    """Loss of every target (N, T) in float64 on the CPU, 0 where ignored."""
+    """Loss of every target (N, T) in float64 on the CPU, 0 where the target is masked."""
     training = model.training
     model.eval()
     try:
         losses = []
         for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
             logits, _ = model(inputs.to(device))
+            # In float32, because the logits may be bfloat16.
             flat = F.cross_entropy(
                 logits.flatten(0, 1).float(), targets.flatten().to(device), ignore_index=IGNORED, reduction="none"
             )
@@ -80,7 +124,10 @@ def _token_losses(model: Any, x: torch.Tensor, y: torch.Tensor, batch_size: int,
 
 
 def _standard_error(sums: torch.Tensor, counts: torch.Tensor, mean: torch.Tensor) -> float:
-    """Of the ratio sum(sums) / sum(counts) over windows; with equal counts the usual sd / sqrt(N)."""
+    """Standard error of the ratio sum(sums) / sum(counts) over N windows.
+
+    By linearisation (Cochran, Sampling Techniques, chapter 6); with equal counts it is the usual sd / sqrt(N).
+    """
     n = len(sums)
     if n < 2:
         return math.nan

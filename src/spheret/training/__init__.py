@@ -1,13 +1,16 @@
-"""Training one model: configuration, loop, optimizer, schedule and checkpoints."""
+"""Training one model: `train(config, out)`.
 
-from spheret.training.checkpoint import checkpoints, load_model
+Read `loop.py` first; it calls `state.py` (what changes while a run trains), `step.py` (one optimizer step),
+`run_folder.py` and `checkpoint.py` (what a run leaves on disk).
+"""
+
+from spheret.training.checkpoint import load_model
 from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
-from spheret.training.environment import machine, versions
-from spheret.training.files import read_metrics
+from spheret.training.device import machine, versions
 from spheret.training.interrupt import TrainingInterrupted
 from spheret.training.loop import train
-from spheret.training.result import COLLAPSE_MARGIN, RunResult, read_result
-from spheret.training.schedule import learning_rate
+from spheret.training.optimizer import learning_rate
+from spheret.training.run_folder import COLLAPSE_MARGIN, RunResult, checkpoints, read_metrics, read_result
 
 __all__ = [
     "COLLAPSE_MARGIN",

@@ -2,15 +2,14 @@
 
     model.safetensors   weights
     state.pt            optimizer, monitor, counters, random state (read with weights_only=True)
-    config.json         the run's configuration, so that the folder alone makes the model
+    config.json         the run's configuration, so that the model can be built from this folder alone
 
-A checkpoint is written beside its place and renamed into it: what has the name step_XXXXXXX is complete.
+A checkpoint is written under a temporary name and then renamed, so every folder named step_XXXXXXX is complete.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -19,24 +18,21 @@ import torch
 
 from spheret.models import GPT
 from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
-from spheret.training.files import CONFIG, read_json, write_json
+from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, read_json, write_json
 from spheret.training.state import TrainState
 
 FORMAT = 1
 WEIGHTS, STATE = "model.safetensors", "state.pt"
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of a run folder, oldest first."""
-    found = (Path(run) / "checkpoints").glob("step_*")
-    return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=lambda p: int(p.name[5:]))
-
-
 def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerprint: str) -> Path:
-    """Save `state` under its step, unless it is there already; keep the newest `config.keep_checkpoints` (0: all)."""
-    folder = run / "checkpoints"
+    """Save `state` under its step, unless that checkpoint exists; keep the newest `config.keep_checkpoints` (0: all).
+
+    `fingerprint` is that of the training data. Returns the folder of the checkpoint.
+    """
+    folder = run / CHECKPOINTS
     target = folder / f"step_{state.step:07d}"
-    if target.exists():
+    if target.exists():  # a resumed run with nothing left to do, or a signal in a step that is saved anyway
         return target
     _sweep(folder)
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
@@ -53,7 +49,8 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
 
 
 def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
-    """Bring `state` to where the checkpoint was saved. ValueError: another format, other data, or other parameters."""
+    """Restore `state` from a checkpoint. ValueError: another format, other data, or other parameters."""
+    # weights_only: a checkpoint from elsewhere must not run code.
     saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     if saved["format"] != FORMAT:
         raise ValueError(
@@ -69,7 +66,7 @@ def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
 
 
 def load_weights(model: GPT, folder: Path) -> None:
-    """Read a checkpoint's weights into `model`, by way of the CPU. ValueError: lists missing and unknown parameters."""
+    """Read a checkpoint's weights into `model`, on any device. ValueError: lists missing and unknown parameters."""
     missing, unknown = safetensors.torch.load_model(model, str(folder / WEIGHTS), strict=False, device="cpu")
     if missing or unknown:
         raise ValueError(
@@ -79,9 +76,9 @@ def load_weights(model: GPT, folder: Path) -> None:
 
 
 def load_model(folder: Path | str) -> GPT:
-    """The trained model, on the CPU in eval mode, from a checkpoint folder or a run folder (its newest checkpoint).
+    """The trained model, on the CPU in eval mode. `folder`: a checkpoint, or a run, whose newest checkpoint is taken.
 
-    FileNotFoundError: no complete checkpoint there.
+    FileNotFoundError: there is no complete checkpoint.
     """
     folder = Path(folder)
     if not (folder / WEIGHTS).exists():
@@ -98,20 +95,20 @@ def load_model(folder: Path | str) -> GPT:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove unfinished checkpoints of a process that was killed."""
     for leftover in folder.glob(".*.tmp"):
         shutil.rmtree(leftover)
 
 
 def _remove(checkpoint: Path) -> None:
-    # Renamed first: a kill during rmtree must not leave a partial folder under a complete name.
+    # Renamed first: a kill during rmtree must not leave part of a checkpoint under a name that says it is complete.
     doomed = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
     os.replace(checkpoint, doomed)
     shutil.rmtree(doomed)
 
 
 def _flush(folder: Path) -> None:
-    """Put the files on disk before the rename makes them the newest checkpoint."""
+    """Force the files to disk, so that a power cut after the rename cannot leave an empty newest checkpoint."""
     for path in folder.iterdir():
         with path.open("rb+") as file:
             os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from spheret.data import DataConfig
 from spheret.models import GPTConfig
-from spheret.training.schedule import ScheduleKind, learning_rate
+from spheret.training.optimizer import ScheduleKind, learning_rate
 
 Switch = Literal["auto", "on", "off"]
 ComputeType = Literal["auto", "float32", "bfloat16"]
@@ -129,7 +129,14 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    """Inverse of `config_to_dict`; what is left out takes its default. ValueError: names keys that no field has."""
+    """Inverse of `config_to_dict`; omitted fields take their defaults. ValueError: names keys that no field has.
+
+    Run folders of earlier versions can be read: their `model.connection` is today's `model.scheme`.
+    """
+    model = values.get("model")
+    if isinstance(model, Mapping) and "connection" in model and "scheme" not in model:
+        renamed = {"scheme" if key == "connection" else key: value for key, value in model.items()}
+        values = {**values, "model": renamed}
     nested = {"model": GPTConfig, "data": DataConfig}
     built = {key: _build(nested[key], value, f"{key}.") if key in nested else value for key, value in values.items()}
     config: TrainConfig = _build(TrainConfig, built, "")

@@ -1,15 +1,22 @@
-"""Where and in which precision a run computes. Without CUDA nothing here makes a call that needs its driver."""
+"""Where a run computes: device, compute dtype, and the versions and machine that run.json records.
+
+Without CUDA, nothing here makes a call that needs its driver.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import numpy as np
 import torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU. ValueError: a device this machine or PyTorch does not have."""
+    """`auto` is CUDA if there is one, else the CPU. ValueError: a device this machine or PyTorch does not have."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -22,19 +29,59 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Compute dtype: `auto` is bfloat16 on CUDA devices that have it in hardware, float32 elsewhere."""
+    """Compute dtype: `auto` is bfloat16 on CUDA devices that have it in hardware, else float32."""
     if name == "auto":
+        # An emulated bfloat16 is slower than float32.
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Reusable context in which matrix products run in `dtype`; parameters stay float32."""
+    """Context, usable many times, in which matrix products run in `dtype`; parameters stay float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Token ids as a tensor on the device; the copy to a CUDA device overlaps with what runs there."""
+    """Token ids as a tensor on the device."""
     tensor = torch.from_numpy(array)
+    # From pinned memory the copy overlaps with what the GPU is computing.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the libraries that do the arithmetic; `cuda` is None on a CPU build."""
+    return {
+        "spheret": _installed("spheret"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def machine(device: torch.device) -> dict[str, str | int | None]:
+    """Processor, number of cores, threads that PyTorch uses, platform, and the device that trained."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    # platform.processor() is empty or just "x86_64" on Linux, so the kernel is asked first.
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run between two steps, so that what it leaves behind is whole."""
+"""Ctrl-C and SIGTERM end a run between two steps, so that it leaves a complete folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any, Self
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A signal ended the run; its folder is whole and says `interrupted`. `exit_code` is the shell's 128 + signal."""
+    """A signal ended the run; its folder is complete and says `interrupted`.
+
+    `exit_code` is 128 + signal number, as in a shell. It is a KeyboardInterrupt, so that `except Exception` around
+    `train` does not swallow Ctrl-C.
+    """
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
@@ -17,9 +21,9 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Context in which the first SIGINT or SIGTERM is only noted; a second one raises at once.
+    """Context that only notes the first SIGINT or SIGTERM; a second one raises at once.
 
-    Python delivers signals to the main thread, so elsewhere the context changes nothing.
+    Python delivers signals to the main thread. In any other thread the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -27,7 +31,7 @@ class StopSignals:
         self._previous: dict[signal.Signals, Any] = {}
 
     def raise_if_received(self) -> None:
-        """Raise TrainingInterrupted if a signal has come."""
+        """Raise TrainingInterrupted if a signal has come. Call it where stopping is safe."""
         if self.received is not None:
             raise TrainingInterrupted(self.received)
 

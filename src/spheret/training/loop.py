@@ -1,31 +1,111 @@
-"""The training loop. It talks to the model, the data and the monitor, and never names a scheme."""
+"""Training one model, from the configuration to run.json. Nothing here names a scheme.
+
+`train` sets up, `train_steps` is the loop, `conclude` closes the run. `Run` holds what stays the same meanwhile,
+`TrainState` what changes.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spheret.data import Dataset, prepare
-from spheret.evaluation import Evaluation
-from spheret.training.accumulate import clip_gradients
+from spheret.data import Dataset, prepare, sample_batch
+from spheret.diagnostics import Event, probe
+from spheret.evaluation import Evaluation, Validation
 from spheret.training.checkpoint import load_checkpoint, save_checkpoint
-from spheret.training.compiling import compile_or_eager, wants_compile
 from spheret.training.config import TrainConfig
-from spheret.training.files import DIAGNOSTICS, MetricsLog, write_json
-from spheret.training.folder import check_same_config, finished_result, open_run
+from spheret.training.device import autocast, machine, resolve_device, resolve_dtype, to_device, versions
 from spheret.training.interrupt import StopSignals
-from spheret.training.records import log_record, write_result
-from spheret.training.result import RunResult
-from spheret.training.run import Run
+from spheret.training.run_folder import (
+    DIAGNOSTICS,
+    RUN,
+    MetricsLog,
+    Outcome,
+    RunResult,
+    check_same_config,
+    finished_result,
+    open_run,
+    read_metrics,
+    write_json,
+)
 from spheret.training.state import TrainState, initial_state
-from spheret.training.update import divergence, update_parameters
-from spheret.training.validation import check_vocabulary
+from spheret.training.step import (
+    Forward,
+    accumulate_gradients,
+    clip_gradients,
+    compile_or_eager,
+    divergence,
+    update_parameters,
+    wants_compile,
+)
 
 OnLog = Callable[[dict[str, Any]], None]
+
+PROBE_WINDOWS = 4
+"""Validation windows that the diagnostics read: means over a few thousand tokens are steady enough."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same while a run trains: configuration, folder, data, device and the autocast context."""
+
+    config: TrainConfig
+    folder: Path
+    dataset: Dataset
+    device: torch.device
+    precision: AbstractContextManager[object]
+    validation: Validation
+
+    @classmethod
+    def build(cls, config: TrainConfig, folder: Path, dataset: Dataset) -> Run:
+        """Writes nothing. ValueError: a device that is not there, or data that does not fit the model."""
+        needed = dataset.tokenizer.vocab_size
+        if config.model.vocab_size < needed:  # more are allowed: padding to a round number is faster
+            raise ValueError(
+                f"model.vocab_size={config.model.vocab_size} is too small for tokenizer {dataset.tokenizer.name!r}; "
+                f"use {needed} or more"
+            )
+        device = resolve_device(config.device)
+        validation = Validation.build(
+            dataset,
+            n_windows=config.eval_windows,
+            block_size=config.model.block_size,
+            # As many windows at a time as training has sequences: what fits into memory there fits here.
+            batch_size=-(-config.batch_size // config.grad_accum),
+        )
+        return cls(config, folder, dataset, device, autocast(device, resolve_dtype(config.dtype, device)), validation)
+
+    def gradients(self, forward: Forward, step: int) -> torch.Tensor:
+        """Add the gradients of step number `step` to the parameters; returns the training loss, a scalar."""
+        config = self.config
+        x, y = sample_batch(
+            self.dataset.train,
+            batch_size=config.batch_size,
+            block_size=config.model.block_size,
+            seed=config.seed,
+            step=step,
+        )
+        return accumulate_gradients(
+            forward, x, y, micro_batches=config.grad_accum, device=self.device, context=self.precision
+        )
+
+    def evaluate(self, state: TrainState) -> Evaluation:
+        """Loss on the validation windows."""
+        with self.precision:
+            return self.validation.evaluate(state.model)
+
+    def probe(self, state: TrainState) -> dict[str, Any]:
+        """Diagnostics of every connection on the first validation windows."""
+        with self.precision:
+            return dict(probe(state.model, to_device(self.validation.x[:PROBE_WINDOWS], self.device)))
 
 
 def train(
@@ -38,21 +118,28 @@ def train(
 ) -> RunResult:
     """Train one model into the folder `out` (config.json, metrics.jsonl, checkpoints/, diagnostics.json, run.json).
 
-    On a CPU the result depends on `config` and the data alone; the caller's random state is left as it was. `dataset`
-    spares preparing `config.data` again. `resume` goes on from the newest checkpoint in `out`, and returns the stored
-    result of a run that has finished. `on_log` gets every line of metrics.jsonl.
+    On a CPU the result depends on `config` and the data alone. The caller's random state does not change.
 
-    FileExistsError: `out` holds a run and `resume` is not set. FileNotFoundError: `resume`, and no run there.
-    ValueError: model and tokenizer do not fit, or the run to be resumed had another configuration.
-    TrainingInterrupted (a KeyboardInterrupt): SIGINT or SIGTERM came; run.json says so, and there is a checkpoint if
-    the run makes any while training.
+    Args:
+        config: the whole run.
+        out: folder of the run; made if it does not exist.
+        dataset: `config.data`, already prepared.
+        resume: continue from the newest checkpoint in `out`. The stored result of a finished run is returned.
+        on_log: gets every record of metrics.jsonl, once it is written.
+
+    Raises:
+        FileExistsError: `out` holds a run and `resume` is not set.
+        FileNotFoundError: `resume` is set and there is no run.
+        ValueError: model and tokenizer do not fit, or the run to resume had another configuration.
+        TrainingInterrupted: SIGINT or SIGTERM came (it is a KeyboardInterrupt). run.json says so, and there is a
+            checkpoint if `config.checkpoint_interval` is set.
     """
     out = Path(out)
     if resume and (done := finished_result(out)) is not None and done.outcome == "finished":
         check_same_config(out, config)
         return done
     dataset = prepare(config.data) if dataset is None else dataset
-    check_vocabulary(config, dataset)
+    # Everything that can be refused is refused before `open_run` writes.
     run = Run.build(config, out, dataset)
     checkpoint = open_run(out, config, resume)
     with StopSignals() as stop, torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
@@ -73,7 +160,7 @@ def train_steps(
 ) -> Evaluation | None:
     """Train from `state.step` until the last step, divergence or a signal; returns the evaluation of the last step."""
     config, model = run.config, state.model.train()
-    forward: Callable[..., Any] = model
+    forward: Forward = model
     if wants_compile(config.compile, run.device):
         forward = compile_or_eager(model, lambda compiled: run.gradients(compiled, state.step))
     logged_step, logged_seconds = state.step, state.seconds
@@ -81,7 +168,7 @@ def train_steps(
     for step in range(state.step, config.total_steps):
         started = time.perf_counter()
         lr = config.lr_at(step)
-        loss = run.gradients(forward, step).item()
+        loss = run.gradients(forward, step).item()  # .item() also waits for the GPU, so that the time is right
         grad_norm = clip_gradients(model.parameters(), config.grad_clip)
         update_parameters(state, lr, grad_norm)
         event = state.monitor.update(loss)
@@ -91,31 +178,92 @@ def train_steps(
         lost = config.on_divergence == "stop" and divergence(state) is not None
         last = lost or state.step == config.total_steps
         evaluation = run.evaluate(state) if last or _due(state.step, config.eval_interval) else None
+        # The first step is always logged, so that a display has something to show at once.
         if step == 0 or event or evaluation or _due(state.step, config.log_interval):
             speed = (state.step - logged_step) * config.tokens_per_step / (state.seconds - logged_seconds)
             logged_step, logged_seconds = state.step, state.seconds
             measured = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_s": speed}
-            record = log_record(run, state, measured, evaluation, event)
+            record = metrics_record(run, state, measured, evaluation, event)
             log.write(record)
             if on_log is not None:
                 on_log(record)
+        # A signal saves what was trained, but only in a run that saves at all.
         if _due(state.step, config.checkpoint_interval) or (stop.received and config.checkpoint_interval):
-            save_checkpoint(run.out, state, config, run.dataset.fingerprint)
+            save_checkpoint(run.folder, state, config, run.dataset.fingerprint)
         if last:
             return evaluation
         stop.raise_if_received()
+    # Only a run that was resumed after its last step comes here: it has no step left to do.
     return None
 
 
 def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunResult:
-    """Evaluation where the last step had none, diagnostics, checkpoint, and run.json last of all."""
+    """Evaluate if the last step did not, write diagnostics and checkpoint, and last of all run.json."""
     evaluation = evaluation or run.evaluate(state)
-    write_json(run.out / DIAGNOSTICS, run.probe(state))
+    write_json(run.folder / DIAGNOSTICS, run.probe(state))
     if run.config.save_final or run.config.checkpoint_interval > 0:
-        save_checkpoint(run.out, state, run.config, run.dataset.fingerprint)
+        save_checkpoint(run.folder, state, run.config, run.dataset.fingerprint)
+    # Last, because a run.json says that the folder is complete.
     reason = divergence(state, ended=True)
     return write_result(run, state, "finished" if reason is None else "diverged", reason, evaluation)
 
 
+def metrics_record(
+    run: Run, state: TrainState, measured: dict[str, float], evaluation: Evaluation | None, event: Event | None
+) -> dict[str, Any]:
+    """One record of metrics.jsonl: counters and `measured`, with the evaluation and the event if there is one."""
+    record: dict[str, Any] = {
+        "step": state.step,
+        "tokens": state.step * run.config.tokens_per_step,
+        **measured,
+        "elapsed_s": state.seconds,
+        "skipped": state.skipped,
+    }
+    if event is not None:
+        record |= {"event": event.kind, "event_message": event.message}
+    return record | _evaluation_record(evaluation)
+
+
+def write_result(
+    run: Run, state: TrainState, outcome: Outcome, reason: str | None, evaluation: Evaluation | None = None
+) -> RunResult:
+    """Write run.json and return the result. Without `evaluation`, the last one in metrics.jsonl is used."""
+    records = read_metrics(run.folder)
+    evaluated = [record for record in records if "val_loss" in record]
+    values = _evaluation_record(evaluation) or (evaluated[-1] if evaluated else {})
+    # The first record covers the step that warmed up the caches.
+    speeds = [record["tokens_per_s"] for record in (records[1:] or records)]
+    result = RunResult(
+        folder=run.folder,
+        outcome=outcome,
+        reason=reason,
+        step=state.step,
+        tokens=state.step * run.config.tokens_per_step,
+        val_loss=_finite(values.get("val_loss")),
+        val_se=_finite(values.get("val_se")),
+        val_bpb=_finite(values.get("val_bpb")),
+        train_loss=_finite(state.monitor.smoothed),
+        unigram_loss=run.validation.unigram_loss,
+        parameters=sum(p.numel() for p in state.model.parameters()),
+        tokens_per_s=statistics.median(speeds) if speeds else None,
+        seconds=state.seconds,
+        spikes=state.monitor.spikes,
+        skipped_steps=state.skipped,
+    )
+    environment = {"versions": versions(), "machine": machine(run.device), "data": run.dataset.summary()}
+    write_json(run.folder / RUN, {**result.to_dict(), **environment})
+    return result
+
+
+def _evaluation_record(evaluation: Evaluation | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {}
+    return {"val_loss": evaluation.loss, "val_se": evaluation.standard_error, "val_bpb": evaluation.bits_per_byte}
+
+
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

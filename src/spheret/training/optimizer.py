@@ -1,22 +1,66 @@
-"""AdamW whose parameter groups are asked from the modules, never guessed from shapes or names."""
+"""How parameters move: AdamW, its parameter groups, and the learning rate at each step.
+
+The groups are asked from the modules and never guessed from shapes or names. The learning rate is a pure function of
+the step: linear warm-up as in nanoGPT, lr (i + 1) / (warmup + 1), then one of
+
+`cosine`    half a cosine from lr to the minimum (Loshchilov and Hutter, arXiv 1608.03983),
+`wsd`       constant, then linear decay over the last `decay_fraction` of the steps (Hu et al., arXiv 2404.06395),
+`constant`  no decay.
+
+`cosine` and `wsd` reach min_lr_ratio * lr exactly at the last step.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from spheret.connections.base import ParameterRole, parameter_roles
 
+ScheduleKind = Literal["cosine", "wsd", "constant"]
+
+
+def learning_rate(
+    step: int,
+    *,
+    lr: float,
+    steps: int,
+    warmup_steps: int = 0,
+    kind: ScheduleKind = "cosine",
+    min_lr_ratio: float = 0.1,
+    decay_fraction: float = 0.2,
+) -> float:
+    """Learning rate of optimizer step number `step`, 0 <= step < steps. ValueError: step outside, or unknown kind."""
+    if not 0 <= step < steps:
+        raise ValueError(f"step {step} is outside the schedule of {steps} steps; use 0 to {steps - 1}")
+    if step < warmup_steps:
+        return lr * (step + 1) / (warmup_steps + 1)
+    floor = min_lr_ratio * lr
+    if kind == "constant":
+        return lr
+    if kind == "cosine":
+        # The last step is steps - 1, so progress is exactly 1 there. max(1, ...) serves a run of one step.
+        progress = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
+        return floor + 0.5 * (1.0 + math.cos(math.pi * progress)) * (lr - floor)
+    if kind == "wsd":
+        # The decay never starts inside the warm-up: it is cut to the steps that remain after it.
+        decay_steps = max(1, min(round(decay_fraction * steps), steps - warmup_steps))
+        progress = max(0, step + 1 - (steps - decay_steps)) / decay_steps
+        return floor + (1.0 - progress) * (lr - floor)
+    raise ValueError(f"unknown schedule {kind!r}; use cosine, wsd or constant")
+
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, roles: Mapping[str, ParameterRole] | None = None
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in one group for each (decay, lr_scale), with the keys AdamW reads and `lr_scale`.
+    """Trainable parameters in one group for each (decay, lr_scale), with the keys that AdamW reads and `lr_scale`.
 
-    `roles` defaults to what the modules answer. ValueError: names the parameters that no module answered for.
+    `roles` maps parameter names to roles; by default the modules are asked. ValueError: names the parameters without
+    a role.
     """
     roles = parameter_roles(model) if roles is None else roles
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -29,6 +73,7 @@ def parameter_groups(
     grouped: dict[ParameterRole, list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
         grouped.setdefault(roles[name], []).append(parameter)
+    # Sorted, because a checkpoint stores AdamW's moments by position: the order must be the same in every process.
     return [
         {"params": grouped[role], "weight_decay": weight_decay if role.decay else 0.0, "lr_scale": role.lr_scale}
         for role in sorted(grouped, reverse=True)
@@ -38,19 +83,19 @@ def parameter_groups(
 def build_adamw(
     model: nn.Module, *, lr: float, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)
 ) -> torch.optim.AdamW:
-    """Decoupled AdamW (Loshchilov and Hutter, arXiv 1711.05101), fused where PyTorch has that for the device."""
+    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), fused where the device allows it."""
     groups = parameter_groups(model, weight_decay)
     parameters = [parameter for group in groups for parameter in group["params"]]
     try:
         optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=_fused_supported(parameters))
-    except RuntimeError:  # the device has no fused step in this PyTorch
+    except RuntimeError:  # this PyTorch has no fused step for the device
         optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas)
     set_learning_rate(optimizer, lr)
     return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group its share of the learning rate, lr * lr_scale."""
+    """Set the learning rate of every group to lr * lr_scale."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 

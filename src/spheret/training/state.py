@@ -1,4 +1,4 @@
-"""What changes while a run trains: the part of it that a checkpoint must hold."""
+"""What changes while a run trains: model, optimizer, monitor and counters, all that a checkpoint must hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from spheret.diagnostics.monitor import DivergenceMonitor
 from spheret.models import GPT
 from spheret.training.config import TrainConfig
+from spheret.training.device import resolve_device
 from spheret.training.optimizer import build_adamw
 
 COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row")
@@ -17,7 +18,10 @@ COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row")
 
 @dataclass
 class TrainState:
-    """Model, optimizer and monitor, with `step` optimizer steps behind them (skipped ones included)."""
+    """Model, optimizer and monitor after `step` optimizer steps, skipped ones included.
+
+    `seconds` counts training time without evaluation; `skipped` counts steps whose gradient was not finite.
+    """
 
     model: GPT
     optimizer: torch.optim.AdamW
@@ -28,7 +32,8 @@ class TrainState:
     skipped_in_a_row: int = 0
 
     def extras(self) -> dict[str, Any]:
-        """All but the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
+        """Everything but the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
+        # The random state is part of the run: dropout after a resume must draw what it would have drawn.
         return {
             "optimizer": self.optimizer.state_dict(),
             "monitor": self.monitor.state_dict(),
@@ -37,23 +42,35 @@ class TrainState:
         }
 
     def load_extras(self, extras: dict[str, Any]) -> None:
-        """Inverse of `extras`; sets the global random state as well."""
+        """Inverse of `extras`. It also sets the global random state."""
         self.optimizer.load_state_dict(extras["optimizer"])
         self.monitor.load_state_dict(extras["monitor"])
         for name in COUNTERS:
             setattr(self, name, extras["counters"][name])
         torch.set_rng_state(extras["rng"]["cpu"])
         device = next(self.model.parameters()).device
+        # A run may resume on another kind of device; a CPU checkpoint holds no CUDA state.
         if device.type == "cuda" and extras["rng"]["cuda"] is not None:
             torch.cuda.set_rng_state(extras["rng"]["cuda"], device)
 
 
 def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
-    """Model and optimizer at step 0. Seeds the global random state; weights are drawn on the CPU for every device."""
+    """Model and optimizer at step 0. Seeds the global random state."""
     torch.manual_seed(config.seed)
+    # Drawn on the CPU and then moved, so that a seed means the same weights on every device.
     model = GPT(config.model).to(device)
     optimizer = build_adamw(model, lr=config.lr, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2))
     return TrainState(model, optimizer)
+
+
+def check_buildable(config: TrainConfig) -> None:
+    """Check, without data, that `initial_state` will work.
+
+    ValueError: the machine does not have the device, or the scheme makes no model of this shape.
+    """
+    resolve_device(config.device)
+    with torch.device("meta"):  # shapes only, no memory
+        GPT(config.model)
 
 
 def _cuda_rng_state(model: GPT) -> torch.Tensor | None:

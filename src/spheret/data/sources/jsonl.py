@@ -27,7 +27,7 @@ def read_jsonl(path: Path, column: str) -> Iterator[str]:
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} cannot be decompressed ({error}): fetch or compress it again") from error
     if empty:
-        raise ValueError(f"{path} holds no text in column {column!r}: give a file with text in it, or leave it out")
+        raise ValueError(f"{path} holds no text in column {column!r}: give a file with text in it, or omit it")
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -39,7 +39,7 @@ def read_parquet(path: Path, column: str) -> Iterator[str]:
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a readable Parquet file ({error}): fetch or write it again") from error
     if empty:
-        raise ValueError(f"{path} holds no text in column {column!r}: give a file with text in it, or leave it out")
+        raise ValueError(f"{path} holds no text in column {column!r}: give a file with text in it, or omit it")
 
 
 def _is_text(pa: object, kind: object) -> bool:

@@ -91,14 +91,14 @@ def _resolve(entry: str) -> Source:
     if _kind(path) is None:
         read_documents(path, "")
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty: give a file with text in it, or leave it out")
+        raise ValueError(f"{path} is empty: give a file with text in it, or omit it")
     return Source(path.name, (path,))
 
 
 def _folder_files(folder: Path) -> tuple[Path, ...]:
     found = [p for p in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).parts) if _readable(p, folder)]
     if any(_kind(path) != "text" for path in found):
-        # Beside data files, READMEs and loading scripts describe the corpus and are not part of it.
+        # Beside data files, a README or a loading script describes the corpus and is not part of it.
         found = [path for path in found if path.suffix.lower() not in (".md", ".py")]
     if not found:
         raise FileNotFoundError(f"folder {folder} holds no file with text; readable are {', '.join(KINDS)}")

@@ -7,7 +7,7 @@ import platform
 import sysconfig
 from pathlib import Path
 
-# Installed packages are not the library, tests double its size with tables, build files describe one machine.
+# Installed packages are not the library, tests would double its size with tables, build files describe one machine.
 EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "idlelib"})
 EXCLUDED_PREFIXES = ("config-", "_sysconfigdata", "__phello__")
 
@@ -15,8 +15,8 @@ EXCLUDED_PREFIXES = ("config-", "_sysconfigdata", "__phello__")
 def stdlib_files(root: Path | None = None) -> tuple[Path, ...]:
     """Source files under ``root`` (default: this Python's library), in an order that does not depend on the machine.
 
-    Tests, installed packages, empty files, files that are not UTF-8 and second copies are left out.
-    Raises FileNotFoundError where the library has no source.
+    Tests, installed packages, empty files, files that are not UTF-8 and copies are omitted.
+    Raises FileNotFoundError if the library has no source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     seen: set[bytes] = set()

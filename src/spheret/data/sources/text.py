@@ -6,13 +6,12 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
-# Files above the first size become documents of the second, so that memory stays bounded and a fraction of them can be
-# held out.
+# Files larger than the first size are cut into documents of the second: memory stays bounded, and some can be held out.
 WHOLE_BYTES, PART_BYTES = 2**24, 2**20
 
 
 def read_text(path: Path, whole_bytes: int = WHOLE_BYTES, part_bytes: int = PART_BYTES) -> Iterator[str]:
-    """The documents of one UTF-8 file, line endings as they stand and without a byte-order mark.
+    """The documents of one UTF-8 file, with its line endings but without a byte-order mark.
 
     A file of more than ``whole_bytes`` is cut at line ends into documents of at most ``part_bytes`` (at least 8).
     Raises ValueError for a file without text and for bytes that are not UTF-8 (with the position of the first).
@@ -27,7 +26,7 @@ def read_text(path: Path, whole_bytes: int = WHOLE_BYTES, part_bytes: int = PART
                 yield text
             rest, offset = block[cut:], offset + cut
     if empty:
-        raise ValueError(f"{path} is empty: give a file with text in it, or leave it out")
+        raise ValueError(f"{path} is empty: give a file with text in it, or omit it")
 
 
 def decode_utf8(raw: bytes, path: Path, offset: int = 0) -> str:

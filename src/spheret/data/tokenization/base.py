@@ -1,4 +1,4 @@
-"""What the rest of the package knows of a tokenizer, and encoding of whole corpora in bounded memory."""
+"""The protocol of a tokenizer, and the encoding of whole corpora in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Label = TypeVar("Label")
 PIECE_CHARACTERS = 2**18
 BATCH_CHARACTERS = 2**20
 # One white-space character between two others: GPT-2's pattern always starts a new word there, so a cut changes no
-# token. (Longer runs will not do: the pattern looks past their end.)
+# token. Longer runs of white space do not work: the pattern looks past their end.
 _SAFE_CUT = re.compile(r"(?<=\S)(?:\n(?=\S)|(?= \S))")
 
 
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 def encode_documents(tokenizer: Tokenizer, documents: Iterable[tuple[Label, str]]) -> Iterator[tuple[Label, Ids]]:
-    """``(label, ids)`` in order, the separator after each document; a long document may come as several arrays."""
+    """``(label, ids)`` in order, the separator after each document. A long document may come as several arrays."""
     batch: list[tuple[Label, str, bool]] = []
     characters = 0
     for label, text in documents:
@@ -67,7 +67,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[tuple[Label, str]
 
 
 def split_text(text: str, limit: int = PIECE_CHARACTERS) -> list[str]:
-    """``text`` in pieces of about ``limit`` characters (longer without white space); they give the same ids."""
+    """``text`` in pieces of about ``limit`` characters, longer without white space. The ids stay the same."""
     pieces, start = [], 0
     while len(text) - start > limit and (match := _SAFE_CUT.search(text, start + limit)):
         pieces.append(text[start : match.end()])

@@ -19,7 +19,7 @@ TRAINING_CHARACTERS = 2**28
 
 
 class ByteLevelBPE:
-    """A byte-level BPE whose separator is ``eot_id``: no special token of the library, so no text can spell it."""
+    """A byte-level BPE whose separator is ``eot_id``: not a special token of the library, so no text can spell it."""
 
     def __init__(self, engine: tokenizers.Tokenizer, name: str, eot_id: int) -> None:
         self._engine, self._name, self._eot_id = engine, name, eot_id
@@ -88,7 +88,7 @@ def byte_level_engine(
 def train_bpe(texts: Iterable[str], vocab_size: int) -> ByteLevelBPE:
     """Trains on ``texts`` (the first 2^28 characters): the same texts give the same tokenizer.
 
-    The last id is the separator. Fewer ids than ``vocab_size`` result where the texts have no more pairs to merge.
+    The last id is the separator. There are fewer ids than ``vocab_size`` if the texts run out of pairs to merge.
     """
     engine = byte_level_engine()
     trainer = trainers.BpeTrainer(

@@ -1,6 +1,6 @@
 """UTF-8 bytes as tokens: ids 0 to 255 are the bytes, 256 is the document separator.
 
-The separator is an id of its own and not the NUL byte, so that every text, also one with NULs, comes back unchanged.
+The separator has an id of its own and is not the NUL byte: every text comes back unchanged, also one with NULs.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _from_tiktoken() -> tuple[bytes, bytes, str]:
         raise FileNotFoundError(f'no GPT-2 vocabulary: {advice}; or pip install "spheret[data]" to get it') from error
     try:
         merges, vocab = (read_file_cached(_ADDRESS + name, _SHA256[name]) for name in FILE_PAIRS[0])
-    except Exception as error:  # every way a download can fail, none of them of a common type
+    except Exception as error:  # a download fails in many ways, and the errors share no type
         reason = type(error).__name__
         raise FileNotFoundError(f"no GPT-2 vocabulary in {cache} and no download ({reason}): {advice}") from error
     return merges, vocab, cache

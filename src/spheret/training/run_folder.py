@@ -1,0 +1,297 @@
+"""The folder of a run: its files, the one reader and the one atomic writer for them, and who may train into it.
+
+    config.json       everything needed to repeat the run
+    metrics.jsonl     one JSON object a line: step, tokens, loss, lr, grad_norm, ..., val_loss where evaluated
+    diagnostics.json  what the residual stream does, one value a connection
+    run.json          versions, machine, data and outcome; written last, so a run without it has not ended
+    checkpoints/      see `spheret.training.checkpoint`
+
+JSON here is strict: a NaN or an infinity is written, and read, as null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
+
+CONFIG, METRICS, RUN, DIAGNOSTICS = "config.json", "metrics.jsonl", "run.json", "diagnostics.json"
+CHECKPOINTS = "checkpoints"
+
+Outcome = Literal["finished", "diverged", "interrupted"]
+
+COLLAPSE_MARGIN = 0.03
+"""A finished model has collapsed if its validation loss is not at least this share below the unigram loss."""
+
+MAY_CHANGE = frozenset(
+    [
+        "device",
+        "compile",
+        "grad_accum",
+        "on_divergence",
+        "eval_interval",
+        "log_interval",
+        "checkpoint_interval",
+        "keep_checkpoints",
+        "save_final",
+        "data.cache",
+    ]
+)
+"""Fields of TrainConfig that a resumed run may change: they decide where or how often, not what is trained."""
+
+
+# --- reading and writing files ---
+
+
+def write_bytes(path: Path, payload: bytes) -> None:
+    """Write a file so that a reader sees the old file or the whole new one, never a part."""
+    # Beside its place, because a rename is atomic only within one file system. The name is unique, because several
+    # threads or machines may write the same file.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        temporary.write_bytes(payload)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` for text, as UTF-8 with the line ends as they are."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` for a JSON value, NaN and infinity as null."""
+    write_text(path, json.dumps(finite_or_none(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object; NaN and infinity become None.
+
+    FileNotFoundError: names the file and, for a file of a run, what writes it. ValueError: names the file and what is
+    wrong in it.
+    """
+    try:
+        value = finite_or_none(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        hint = "is it the folder of a run? Train into it with `spheret train --out`"
+        known = path.name in (CONFIG, RUN, DIAGNOSTICS)
+        raise FileNotFoundError(f"no {path.name} in {path.parent}{'; ' + hint if known else ''}") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); was it cut short? Write it again or remove it"
+        ) from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; was it overwritten?")
+    return value
+
+
+def finite_or_none(value: Any) -> Any:
+    """Copy of a JSON value in which every NaN and infinity, at any depth, is None: strict JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_or_none(item) for item in value]
+    return value
+
+
+# --- metrics.jsonl ---
+
+
+def read_metrics(folder: Path, *, skip_damaged: bool = False) -> list[dict[str, Any]]:
+    """The records of a run's metrics.jsonl in order of step, [] where there is no file.
+
+    A last line that a kill cut short is ignored. Where a step was written twice, the later record counts.
+
+    ValueError: names another line that is no record. With `skip_damaged` that is a warning, and the line is omitted.
+    """
+    path = Path(folder) / METRICS
+    if not path.is_file():
+        return []
+    # The last piece is "", or a line without its end: cut short, or just being written.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    by_step: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = finite_or_none(json.loads(line))
+            by_step[int(record["step"])] = record
+        except (ValueError, KeyError, TypeError) as error:  # not JSON, no step, or not an object
+            if number == len(lines):
+                continue
+            message = f"{path}:{number} is not a metrics record"
+            if not skip_damaged:
+                raise ValueError(f"{message}; remove that line, or train again") from error
+            warnings.warn(f"{message}; omitted", stacklevel=2)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+class MetricsLog:
+    """Appends one JSON object a line to metrics.jsonl; other processes see each line when `write` returns.
+
+    Opening removes the lines of steps after `keep_through`: a resumed run does those steps again.
+    """
+
+    def __init__(self, folder: Path, keep_through: int = 0) -> None:
+        kept = [record for record in read_metrics(folder) if record["step"] <= keep_through]
+        write_text(folder / METRICS, "".join(_line(record) for record in kept))
+        self._file = (folder / METRICS).open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(_line(record))
+        self._file.flush()  # displays follow the file, and a kill must not lose what was logged
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(finite_or_none(record), allow_nan=False) + "\n"
+
+
+# --- run.json ---
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of a run, as `train` returns it and run.json keeps it.
+
+    Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
+    `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
+    median over the log lines, without evaluations and checkpoints. `seconds` is training time, including that before a
+    resume.
+    """
+
+    folder: Path
+    outcome: Outcome
+    reason: str | None
+    step: int
+    tokens: int
+    val_loss: float | None
+    val_se: float | None
+    val_bpb: float | None
+    train_loss: float | None
+    unigram_loss: float
+    parameters: int
+    tokens_per_s: float | None
+    seconds: float
+    spikes: int
+    skipped_steps: int
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the run finished without learning more than token frequencies."""
+        if self.outcome != "finished" or self.val_loss is None:
+            return False
+        return self.val_loss > (1.0 - COLLAPSE_MARGIN) * self.unigram_loss
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp(val_loss); None without a validation loss, or where it overflows."""
+        return None if self.val_loss is None or self.val_loss > 700 else math.exp(self.val_loss)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What run.json says about the run itself; versions, machine and data are added by the trainer."""
+        final = ("step", "tokens", "val_loss", "val_se", "val_bpb", "train_loss")
+        return {
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "final": {name: getattr(self, name) for name in final},
+            "unigram_loss": self.unigram_loss,
+            "collapsed": self.collapsed,
+            "parameters": self.parameters,
+            "tokens_per_s": self.tokens_per_s,
+            "seconds": self.seconds,
+            "spikes": self.spikes,
+            "skipped_steps": self.skipped_steps,
+        }
+
+
+def read_result(folder: Path) -> RunResult:
+    """The result that run.json keeps. FileNotFoundError: the run has not ended, or it is not the folder of a run."""
+    values = read_json(Path(folder) / RUN)
+    # `collapsed` is computed again, versions and machine are not part of the result.
+    own = {name: value for name, value in values.items() if name in RunResult.__dataclass_fields__}
+    return RunResult(folder=Path(folder), **own, **values["final"])
+
+
+def finished_result(folder: Path) -> RunResult | None:
+    """The result of a run that has ended by itself (finished or diverged), else None."""
+    if not (folder / RUN).exists():
+        return None
+    result = read_result(folder)
+    return None if result.outcome == "interrupted" else result
+
+
+# --- starting and resuming ---
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints of a run folder, oldest first."""
+    found = (Path(folder) / CHECKPOINTS).glob("step_*")
+    return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=lambda p: int(p.name[5:]))
+
+
+def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
+    """Prepare `folder` for training and write its config.json; return the checkpoint to continue from.
+
+    None means step 0. A resumed run that was killed before its first checkpoint starts there too.
+
+    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. FileNotFoundError: no
+    run to resume. ValueError: the run there has another configuration.
+    """
+    complete = checkpoints(folder)
+    if resume:
+        if not (folder / CONFIG).exists():
+            raise FileNotFoundError(f"no run in {folder} to resume: it has no {CONFIG}; start the run without resume")
+        check_same_config(folder, config)
+    elif complete or finished_result(folder) is not None:
+        raise FileExistsError(f"{folder} already holds a run; pass resume=True (--resume), or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    # The run is about to go on: what said how it ended is no longer true.
+    for stale in (RUN, DIAGNOSTICS):
+        (folder / stale).unlink(missing_ok=True)
+    write_json(folder / CONFIG, config_to_dict(config))
+    return complete[-1] if resume and complete else None
+
+
+def check_same_config(folder: Path, config: TrainConfig) -> None:
+    """ValueError: names the fields, other than those in MAY_CHANGE, in which the run in `folder` differs."""
+    stored = config_to_dict(config_from_dict(read_json(folder / CONFIG)))
+    # Through the current class, so that fields added since count at their defaults, and through JSON, so that tuples
+    # and lists compare alike.
+    old, new = (json.loads(json.dumps(values)) for values in (stored, config_to_dict(config)))
+    changed = [name for name in _differing_fields(old, new) if name not in MAY_CHANGE]
+    if changed:
+        raise ValueError(
+            f"the run in {folder} was configured with other values of {', '.join(changed)}; "
+            "resume with the same ones, or train into another folder"
+        )
+
+
+def _differing_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the entries in which two nested configuration dicts differ."""
+    names: list[str] = []
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names += _differing_fields(a, b, f"{prefix}{key}.")
+        elif a != b:
+            names.append(prefix + key)
+    return names

@@ -1,0 +1,182 @@
+"""The files of a run, and who may train into its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spheret.data import Dataset
+from spheret.training import TrainConfig, config_from_dict, config_to_dict, load_model, read_metrics, read_result, train
+from spheret.training.run_folder import check_same_config, read_json, write_bytes, write_json, write_text
+
+Tiny = Callable[..., TrainConfig]
+Interrupted = Callable[[TrainConfig, Path, Dataset, int], None]
+
+
+@pytest.mark.parametrize("write", [write_json, lambda path, value: write_text(path, json.dumps(value))])
+def test_a_file_that_cannot_be_written_stays_as_it_was(
+    write: Callable[[Path, object], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    write(path, {"step": 1})
+
+    def full(*args: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        write(path, {"step": 2})
+    assert read_json(path) == {"step": 1}
+    assert os.listdir(tmp_path) == ["run.json"], "nothing temporary is left"
+
+
+def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "ours", b"x")
+    (tmp_path / "plain").write_bytes(b"x")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"loss": math.nan, "nested": [math.inf, 1.0]})
+    assert "NaN" not in path.read_text() and read_json(path) == {"loss": None, "nested": [None, 1.0]}
+    path.write_text('{"loss": NaN, "nested": [-Infinity]}')
+    assert read_json(path) == {"loss": None, "nested": [None]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [('{"outcome": "fin', "not valid JSON"), ("[1]", "holds a list, not a JSON object")]
+)
+def test_a_damaged_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"run\.json.*{message}"):
+        read_json(tmp_path / "run.json")
+
+
+def test_a_missing_file_of_a_run_says_what_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no run\.json in .*spheret train --out"):
+        read_json(tmp_path / "run.json")
+
+
+def test_records_come_in_order_of_step_and_the_later_one_counts(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "loss": 5}', '{"step": 3, "loss": NaN}', '{"step": 2, "loss": 4}', '{"step": 1, "loss": 6}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 6}, {"step": 2, "loss": 4}, {"step": 3, "loss": None}]
+    assert read_metrics(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("damaged", ['{"step": 2, "lo{"step": 2}', "[]", '{"loss": 1}'])
+def test_a_damaged_line_is_refused_or_omitted_with_a_warning(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + damaged + '\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2"):
+        read_metrics(tmp_path)
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl:2"):
+        assert [record["step"] for record in read_metrics(tmp_path, skip_damaged=True)] == [1, 3]
+
+
+def test_a_line_cut_short_by_a_kill_is_passed_over(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    train(tiny(), tmp_path, dataset=dataset)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_stored_result_is_the_returned_one(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    assert train(tiny(), tmp_path / "run", dataset=dataset) == read_result(tmp_path / "run")
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    train(tiny(save_final=False), tmp_path, dataset=dataset)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(FileExistsError, match="resume=True"):
+        train(tiny(seed=9), tmp_path, dataset=dataset)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"lr": 0.5}, "lr"), ({"steps": 40}, "steps"), ({"seed": 3, "beta1": 0.8}, "beta1, seed")],
+)
+def test_another_configuration_is_refused_by_name(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, changes: dict[str, Any], named: str, interrupted: Interrupted
+) -> None:
+    config = tiny(checkpoint_interval=2)
+    interrupted(config, tmp_path, dataset, 4)
+    with pytest.raises(ValueError, match=f"other values of {named};"):
+        train(replace(config, **changes), tmp_path, dataset=dataset, resume=True)
+    with pytest.raises(ValueError, match=r"other values of model\.n_layer, model\.scheme;"):
+        model = replace(config.model, n_layer=3, scheme="geonorm")
+        train(replace(config, model=model), tmp_path, dataset=dataset, resume=True)
+
+
+def test_what_does_not_change_the_training_may_change(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    config = tiny(checkpoint_interval=2)
+    interrupted(config, tmp_path, dataset, 4)
+    changed = replace(config, log_interval=3, eval_interval=1, checkpoint_interval=0, keep_checkpoints=0)
+    assert train(changed, tmp_path, dataset=dataset, resume=True).outcome == "finished"
+
+
+def test_resuming_a_finished_run_returns_its_result(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    result = train(tiny(save_final=False), tmp_path, dataset=dataset)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert train(tiny(save_final=False), tmp_path, dataset=dataset, resume=True) == result
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_resuming_where_there_is_no_run_is_refused(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    with pytest.raises(FileNotFoundError, match="start the run without resume"):
+        train(tiny(), tmp_path / "nothing", dataset=dataset, resume=True)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_stopped_before_its_first_checkpoint_starts_over(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, resume: bool, interrupted: Interrupted
+) -> None:
+    interrupted(tiny(), tmp_path, dataset, 3)
+    assert read_result(tmp_path).outcome == "interrupted"
+    assert train(tiny(), tmp_path, dataset=dataset, resume=resume).outcome == "finished"
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_stopped_after_its_last_step_is_concluded(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    config = tiny(checkpoint_interval=6)
+    finished = train(config, tmp_path, dataset=dataset)
+    (tmp_path / "run.json").unlink()
+    resumed = train(config, tmp_path, dataset=dataset, resume=True)
+    assert resumed.outcome == "finished"
+    assert (resumed.val_loss, resumed.train_loss) == (finished.val_loss, finished.train_loss)
+
+
+def test_a_run_folder_from_before_the_rename_of_connection_can_be_read_and_resumed(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    """Its config.json, and that of its checkpoints, say `model.connection` where it is now `model.scheme`."""
+    config = tiny(scheme="spheret:p=1", checkpoint_interval=2)
+    interrupted(config, tmp_path, dataset, 5)
+    for path in tmp_path.rglob("config.json"):
+        values = read_json(path)
+        values["model"]["connection"] = values["model"].pop("scheme")
+        write_json(path, values)
+    check_same_config(tmp_path, config)
+    assert load_model(tmp_path).config == config.model
+    with pytest.raises(ValueError, match=r"other values of model\.scheme;"):
+        check_same_config(tmp_path, replace(config, model=replace(config.model, scheme="pre-ln")))
+    assert train(config, tmp_path, dataset=dataset, resume=True).outcome == "finished"
+    assert "connection" not in read_json(tmp_path / "config.json")["model"]
+
+
+def test_a_configuration_with_both_names_is_refused(tiny: Tiny) -> None:
+    values = config_to_dict(tiny())
+    values["model"]["connection"] = "geonorm"
+    with pytest.raises(ValueError, match=r"unknown configuration keys model\.connection"):
+        config_from_dict(values)
