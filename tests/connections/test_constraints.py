@@ -10,9 +10,9 @@ from torch import Tensor
 
 from spheret.connections import build_connection, parse_scheme
 from spheret.connections.angpt import ApproximateStep, gated_silu_factor, norm_factors
-from spheret.connections.constraints import bound, matrices, normalise
+from spheret.connections.weights import bound, matrices, normalise
 from spheret.connections.options import Scaling
-from spheret.connections.scaled_vector import ScaledVector
+from spheret.connections.learned import ScaledVector
 from spheret.models import GPT, GPTConfig
 
 ALONG_THE_STREAM = {"wte": 1, "lm_head": 1, "c_attn": 1, "attn.c_proj": 0, "c_fc": 1, "mlp.c_proj": 0}

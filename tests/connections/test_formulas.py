@@ -126,24 +126,24 @@ RESIDUALS: dict[str, Residual] = {
 }
 
 
-# What stands behind the embedding and before the head; others enter by ScaleNorm and leave by LayerNorm.
+# What stands after the embedding and before the head; other schemes enter by ScaleNorm and leave by LayerNorm.
 ENTRIES: dict[str, Callable[[Weights, Tensor], Tensor]] = {
     "pre-ln": lambda w, x: x,
-    "post-ln": lambda w, x: layer_norm(x, w["stream.norm.weight"]),
-    "peri-ln": lambda w, x: layer_norm(x, w["stream.entry.weight"]),
+    "post-ln": lambda w, x: layer_norm(x, w["stream.entry_norm.weight"]),
+    "peri-ln": lambda w, x: layer_norm(x, w["stream.entry_norm.weight"]),
     "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, x: x,
     "pre-dyt": lambda w, x: w["stream.scale.weight"] * x,
     "pre-dyt:preset=paper": lambda w, x: x,
     "keel": lambda w, x: x,
 }
 EXITS: dict[str, Callable[[Weights, Tensor], Tensor]] = {
-    "pre-ln": lambda w, h: layer_norm(h, w["stream.norm.weight"]),
+    "pre-ln": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
     "post-ln": lambda w, h: h,
-    "peri-ln": lambda w, h: layer_norm(h, w["stream.final.weight"]),
-    "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, h: rms_norm(h, w["stream.final.weight"]),
+    "peri-ln": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
+    "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, h: rms_norm(h, w["stream.final_norm.weight"]),
     "pre-dyt": lambda w, h: dyt(h, w, "stream.dyt"),
-    "keel": lambda w, h: layer_norm(h, w["stream.final.weight"]),
-    "keel:preset=paper": lambda w, h: rms_norm(h, w["stream.final.weight"]),
+    "keel": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
+    "keel:preset=paper": lambda w, h: rms_norm(h, w["stream.final_norm.weight"]),
 }
 
 

@@ -148,7 +148,7 @@ def test_build_connection_gives_the_scheme_s_module() -> None:
     assert isinstance(geonorm, SpheretNorm) and math.isinf(geonorm.p)
     torch.manual_seed(0)
     h, f = torch.randn(5, 8), torch.randn(5, 8)
-    assert torch.equal(geonorm(h, f), GeoNorm(layer_idx=1)(h, f))
+    assert torch.equal(geonorm(h, f), GeoNorm(layer_idx=1, n_layer=2)(h, f))
 
 
 def test_paper_preset() -> None:

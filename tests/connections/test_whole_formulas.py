@@ -93,7 +93,7 @@ def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
         h = residual(scheme, w, f"{block}.attn_connection", h, attn)
         h = residual(scheme, w, f"{block}.mlp_connection", h, ff)
     if family == "gpt-qknorm":
-        return rms(h, w["stream.norm.weight"]) @ w["lm_head.weight"].T
+        return rms(h, w["stream.final_norm.weight"]) @ w["lm_head.weight"].T
     return w["logit_scale.weight"] * math.sqrt(DIM) * (h @ w["lm_head.weight"].T)
 
 

@@ -152,7 +152,7 @@ def qwen_pair() -> tuple[GPT, Any]:
     theirs = transformers.Qwen3ForCausalLM(config).eval()
     model = ours("gpt-qknorm")
     shake(model)
-    mapping = {"wte.weight": ("model.embed_tokens.weight",), "stream.norm.weight": ("model.norm.weight",)}
+    mapping = {"wte.weight": ("model.embed_tokens.weight",), "stream.final_norm.weight": ("model.norm.weight",)}
     mapping["lm_head.weight"] = ("lm_head.weight",)
     for layer in range(LAYERS):
         mapping |= qwen_names(layer)

@@ -18,7 +18,7 @@ VOCAB, CONTEXT, LAYERS, WIDTH = 97, 32, 3, 64
 def names(bias: bool) -> dict[str, tuple[str, bool]]:
     """Our parameter -> its name in transformers, and whether it is stored transposed there (Conv1D is (in, out))."""
     mapping = {"wte.weight": ("wte.weight", False), "wpe.weight": ("wpe.weight", False)}
-    mapping["stream.norm.weight"] = ("ln_f.weight", False)
+    mapping["stream.final_norm.weight"] = ("ln_f.weight", False)
     for i in range(LAYERS):
         ours, theirs = f"blocks.{i}.", f"h.{i}."
         for norm, ln in (("attn_connection.norm", "ln_1"), ("mlp_connection.norm", "ln_2")):
@@ -101,7 +101,7 @@ def test_biases_and_gains_matter_in_the_comparison() -> None:
     x, _ = batch()
     with torch.no_grad():
         expected = theirs(x).logits
-        for name in ("blocks.1.attn.c_attn.bias", "blocks.2.mlp_connection.norm.bias", "stream.norm.weight"):
+        for name in ("blocks.1.attn.c_attn.bias", "blocks.2.mlp_connection.norm.bias", "stream.final_norm.weight"):
             kept = ours.get_parameter(name).clone()
             ours.get_parameter(name).copy_(torch.zeros_like(kept))
             assert (ours(x)[0] - expected).abs().max() > 1e-2, name

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spheret.models import GPT, GPTConfig
-from spheret.models.rope import rope_angles, rotate
+from spheret.models.attention import rope_angles, rotate
 
 
 @pytest.mark.parametrize("head_dim", [2, 8, 64])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spheret.connections.base import ParameterRole, parameter_roles
+from spheret.connections import ParameterRole, parameter_roles
 
 
 def parameter_groups(
