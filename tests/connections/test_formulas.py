@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import build
 from torch import Tensor
 
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPT
 
 LAYERS, HEADS, DIM, CONTEXT, VOCAB = 3, 2, 8, 6, 11
+SHAPE = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": DIM, "block_size": CONTEXT, "vocab_size": VOCAB}
 # lambda_l = 1/sqrt(l), a float32 constant in every model.
 LAMBDA = {layer: torch.tensor(1 / math.sqrt(layer), dtype=torch.float32).double() for layer in range(1, LAYERS + 1)}
 Weights = dict[str, Tensor]
@@ -168,10 +170,7 @@ def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
 
 def model_with_uncommon_weights(scheme: str) -> GPT:
     """In float64; gains, offsets, step sizes and radius away from where they start, so that each is seen to act."""
-    torch.manual_seed(4)
-    model = GPT(
-        GPTConfig(n_layer=LAYERS, n_head=HEADS, n_embd=DIM, block_size=CONTEXT, vocab_size=VOCAB, scheme=scheme)
-    ).double()
+    model = build(scheme, seed=4, **SHAPE).double()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build
 from torch import Tensor, nn
 
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPT
 
 VOCAB, CONTEXT, LAYERS, WIDTH, HEADS = 97, 32, 3, 64, 4
 
@@ -18,9 +19,8 @@ def batch() -> Tensor:
 
 
 def ours(scheme: str) -> GPT:
-    torch.manual_seed(0)
     shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "vocab_size": VOCAB, "block_size": CONTEXT}
-    return GPT(GPTConfig(scheme=scheme, **shape)).eval()
+    return build(scheme, **shape).eval()
 
 
 @torch.no_grad()
