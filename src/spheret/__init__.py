@@ -5,7 +5,9 @@ from spheret.connections import (
     GeoNorm,
     ProjSpheretNorm,
     SpheretNorm,
+    available,
     build_connection,
+    build_stream,
     list_schemes,
 )
 from spheret.kernels import backend, retract, which_backend
@@ -21,8 +23,10 @@ __all__ = [
     "ProjSpheretNorm",
     "SpheretNorm",
     "__version__",
+    "available",
     "backend",
     "build_connection",
+    "build_stream",
     "list_schemes",
     "retract",
     "which_backend",

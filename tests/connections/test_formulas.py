@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import build
 from torch import Tensor
 
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPT
 
 LAYERS, HEADS, DIM, CONTEXT, VOCAB = 3, 2, 8, 6, 11
+SHAPE = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": DIM, "block_size": CONTEXT, "vocab_size": VOCAB}
 # lambda_l = 1/sqrt(l), a float32 constant in every model.
 LAMBDA = {layer: torch.tensor(1 / math.sqrt(layer), dtype=torch.float32).double() for layer in range(1, LAYERS + 1)}
 Weights = dict[str, Tensor]
@@ -126,24 +128,24 @@ RESIDUALS: dict[str, Residual] = {
 }
 
 
-# What stands behind the embedding and before the head; others enter by ScaleNorm and leave by LayerNorm.
+# What stands after the embedding and before the head; other schemes enter by ScaleNorm and leave by LayerNorm.
 ENTRIES: dict[str, Callable[[Weights, Tensor], Tensor]] = {
     "pre-ln": lambda w, x: x,
-    "post-ln": lambda w, x: layer_norm(x, w["stream.norm.weight"]),
-    "peri-ln": lambda w, x: layer_norm(x, w["stream.entry.weight"]),
+    "post-ln": lambda w, x: layer_norm(x, w["stream.entry_norm.weight"]),
+    "peri-ln": lambda w, x: layer_norm(x, w["stream.entry_norm.weight"]),
     "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, x: x,
     "pre-dyt": lambda w, x: w["stream.scale.weight"] * x,
     "pre-dyt:preset=paper": lambda w, x: x,
     "keel": lambda w, x: x,
 }
 EXITS: dict[str, Callable[[Weights, Tensor], Tensor]] = {
-    "pre-ln": lambda w, h: layer_norm(h, w["stream.norm.weight"]),
+    "pre-ln": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
     "post-ln": lambda w, h: h,
-    "peri-ln": lambda w, h: layer_norm(h, w["stream.final.weight"]),
-    "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, h: rms_norm(h, w["stream.final.weight"]),
+    "peri-ln": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
+    "peri-ln:norm=rmsnorm,embedding-norm=false": lambda w, h: rms_norm(h, w["stream.final_norm.weight"]),
     "pre-dyt": lambda w, h: dyt(h, w, "stream.dyt"),
-    "keel": lambda w, h: layer_norm(h, w["stream.final.weight"]),
-    "keel:preset=paper": lambda w, h: rms_norm(h, w["stream.final.weight"]),
+    "keel": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
+    "keel:preset=paper": lambda w, h: rms_norm(h, w["stream.final_norm.weight"]),
 }
 
 
@@ -168,10 +170,7 @@ def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
 
 def model_with_uncommon_weights(scheme: str) -> GPT:
     """In float64; gains, offsets, step sizes and radius away from where they start, so that each is seen to act."""
-    torch.manual_seed(4)
-    model = GPT(
-        GPTConfig(n_layer=LAYERS, n_head=HEADS, n_embd=DIM, block_size=CONTEXT, vocab_size=VOCAB, scheme=scheme)
-    ).double()
+    model = build(scheme, seed=4, **SHAPE).double()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+import spheret
 from spheret.connections import (
     Connection,
     GeoNorm,
@@ -17,7 +18,9 @@ from spheret.connections import (
     PreDyT,
     PreLN,
     SpheretNorm,
+    available,
     build_connection,
+    build_stream,
     canonical_name,
     list_schemes,
     parse_scheme,
@@ -25,7 +28,7 @@ from spheret.connections import (
 
 
 @pytest.mark.parametrize(
-    ("spec", "messages"),
+    ("scheme", "messages"),
     [
         ("pre-norm", ["'pre-norm'", "choose one of", "pre-ln", "spheret:p=0.5"]),
         ("", ["unknown scheme ''", "choose one of"]),
@@ -58,15 +61,15 @@ from spheret.connections import (
         ("geonorm:p=2", ["geonorm", "p = 2"]),
     ],
 )
-def test_errors_name_the_value_and_the_choices(spec: str, messages: list[str]) -> None:
+def test_errors_name_the_value_and_the_choices(scheme: str, messages: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
-        parse_scheme(spec)
+        parse_scheme(scheme)
     for message in messages:
         assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("spec", "name"),
+    ("scheme", "name"),
     [
         ("pre-ln", "pre-ln"),
         (" pre-ln ", "pre-ln"),
@@ -97,10 +100,10 @@ def test_errors_name_the_value_and_the_choices(spec: str, messages: list[str]) -
         ("geonorm:reproject=true", "geonorm:reproject=true"),
     ],
 )
-def test_canonical_name(spec: str, name: str) -> None:
-    assert canonical_name(spec) == name
-    assert parse_scheme(name) == parse_scheme(spec)
-    assert canonical_name(parse_scheme(spec)) == name
+def test_canonical_name(scheme: str, name: str) -> None:
+    assert canonical_name(scheme) == name
+    assert parse_scheme(name) == parse_scheme(scheme)
+    assert canonical_name(parse_scheme(scheme)) == name
 
 
 def test_aliases_take_options() -> None:
@@ -123,6 +126,21 @@ def test_available_schemes_can_be_built_and_have_one_spelling() -> None:
     for name in names:
         assert canonical_name(name) == name
         assert isinstance(build_connection(name, dim=8, layer_idx=0, n_layer=2), Connection)
+
+
+def test_available_is_an_alias() -> None:
+    assert available is list_schemes is spheret.available
+
+
+def test_layers_counted_from_one_are_refused() -> None:
+    with pytest.raises(TypeError, match="layer = 1: layer= counted from 1 was replaced by layer_idx, counted from 0"):
+        build_connection("pre-ln", dim=8, layer=1, n_layer=2)
+
+
+@pytest.mark.parametrize("sublayer", [-1, 2])
+def test_sublayer_out_of_range(sublayer: int) -> None:
+    with pytest.raises(ValueError, match=f"sublayer = {sublayer}: a block has sublayer 0"):
+        build_connection("proj", dim=8, n_layer=3, sublayer=sublayer)
 
 
 @pytest.mark.parametrize("layer_idx", [-1, 3, 4])
@@ -148,7 +166,7 @@ def test_build_connection_gives_the_scheme_s_module() -> None:
     assert isinstance(geonorm, SpheretNorm) and math.isinf(geonorm.p)
     torch.manual_seed(0)
     h, f = torch.randn(5, 8), torch.randn(5, 8)
-    assert torch.equal(geonorm(h, f), GeoNorm(layer_idx=1)(h, f))
+    assert torch.equal(geonorm(h, f), GeoNorm(layer_idx=1, n_layer=2)(h, f))
 
 
 def test_paper_preset() -> None:
@@ -162,21 +180,21 @@ def test_an_option_beside_the_preset_wins_also_where_it_is_the_default() -> None
     scheme = parse_scheme("proj:alpha=0.25,preset=paper,final-norm=layernorm")
     assert (scheme.alpha, scheme.alpha_form, scheme.final_norm) == (0.25, "softplus", "layernorm")
     assert parse_scheme("proj:preset=paper,alpha-form=raw").alpha_form == "raw"
-    for spec in ("proj:preset=paper,alpha-form=raw", "cay:final-norm=layernorm,preset=paper"):
-        assert parse_scheme(canonical_name(spec)) == parse_scheme(spec)
+    for name in ("proj:preset=paper,alpha-form=raw", "cay:final-norm=layernorm,preset=paper"):
+        assert parse_scheme(canonical_name(name)) == parse_scheme(name)
 
 
 def test_reprojection_needs_the_radius_of_a_stream() -> None:
     with pytest.raises(ValueError, match=r"reproject=true: the radius .* stream=stream"):
         build_connection("proj:reproject=true", dim=8, n_layer=2)
-    stream = parse_scheme("proj:reproject=true").stream(8, 2)
+    stream = build_stream("proj:reproject=true", dim=8, n_layer=2)
     connection = build_connection("proj:reproject=true", dim=8, n_layer=2, stream=stream)
     out = connection(torch.full((3, 8), 5.0), torch.randn(3, 8))
     torch.testing.assert_close(out.norm(dim=-1), torch.full((3,), 8**0.5))
 
 
 def test_connections_of_one_stream_share_the_learned_exponent() -> None:
-    stream = parse_scheme("spheret:p=learn").stream(8, 2)
+    stream = build_stream("spheret:p=learn", dim=8, n_layer=2)
     pair = [build_connection("spheret:p=learn", dim=8, layer_idx=i, n_layer=2, stream=stream) for i in (0, 1)]
     with torch.no_grad():
         stream.exponent.log_p.fill_(math.log(3))

@@ -1,83 +1,54 @@
-"""The sphere's connections: their scalars, options and constructor errors."""
+"""The sphere's connections: their options, exponents, constructors and errors."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from builders import batch, build, connections
 
-from spheret.connections import CaySpheretNorm, GeoNorm, ProjSpheretNorm, SpheretNorm
-from spheret.connections.scalars import LearnedExponent, StepSize
+from spheret.connections import CaySpheretNorm, GeoNorm, ProjSpheretNorm, SpheretNorm, build_connection
 from spheret.geometry import LOG_P_RANGE
 from spheret.kernels import retract
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPT
 from spheret.training.optimizer import build_adamw, set_learning_rate
-
-
-def build(scheme: str, **changes: int) -> GPT:
-    torch.manual_seed(0)
-    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61} | changes
-    return GPT(GPTConfig(scheme=scheme, **shape))
-
-
-def connections(model: GPT) -> list[SpheretNorm]:
-    """In the order in which the stream passes them."""
-    return [connection for block in model.blocks for _, _, connection in block.sublayers()]
 
 
 def train(model: GPT, steps: int, lr: float) -> None:
     """A few steps on one batch, as the trainer makes them."""
-    tokens = torch.randint(61, (4, 17), generator=torch.Generator().manual_seed(1))
+    x, y = batch(seed=1)
     optimizer = build_adamw(model, lr=lr)
     for _ in range(steps):
         set_learning_rate(optimizer, lr)
-        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+        model(x, y)[1].backward()
         optimizer.step()
         model.after_step()
         optimizer.zero_grad(set_to_none=True)
 
 
-# --- step size ---
-
-
 def test_decay_counts_blocks() -> None:
-    decay = [c.step.scale.item() for c in connections(build("proj:alpha=0.7"))]
+    decay = [float(c.step.lambda_l) for c in connections(build("proj:alpha=0.7"))]
     assert decay == pytest.approx([1, 1, 2**-0.5, 2**-0.5, 3**-0.5, 3**-0.5])
 
 
 def test_decay_counts_sublayers() -> None:
-    decay = [c.step.scale.item() for c in connections(build("proj:count=sublayer"))]
+    decay = [float(c.step.lambda_l) for c in connections(build("proj:count=sublayer"))]
     assert decay == pytest.approx([i**-0.5 for i in range(1, 7)])
 
 
 @pytest.mark.parametrize(("decay", "expected"), [("inv", [1, 1 / 2, 1 / 3]), ("none", [1, 1, 1])])
 def test_other_decays(decay: str, expected: list[float]) -> None:
-    found = [c.step.scale.item() for c in connections(build(f"proj:decay={decay}"))[::2]]
+    found = [float(c.step.lambda_l) for c in connections(build(f"proj:decay={decay}"))[::2]]
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("form", ["raw", "softplus"])
-@pytest.mark.parametrize("start", [0.01, 0.5, 1.0, 30.0])
-def test_step_starts_at_alpha_times_lambda_in_both_forms(form: str, start: float) -> None:
-    step = StepSize(start, 0.5, form)
-    assert step().item() == pytest.approx(0.5 * start, rel=1e-5)
-    assert step.alpha().item() == pytest.approx(start, rel=1e-5)
-
-
-def test_softplus_form_learns_the_argument_and_stays_positive() -> None:
-    step = StepSize(1.0, 1.0, "softplus")
-    assert step.weight.item() == pytest.approx(math.log(math.e - 1))
-    with torch.no_grad():
-        step.weight.fill_(-5.0)
-    assert step().item() == pytest.approx(math.log1p(math.exp(-5)))
-    raw = StepSize(0.0, 1.0)
-    assert raw().item() == 0
-    with torch.no_grad():
-        raw.weight.fill_(-5.0)
-    assert raw().item() == -5
+def test_lambda_l_is_not_rounded_in_a_bfloat16_model() -> None:
+    found = [float(c.step.lambda_l) for c in connections(build("proj").to(torch.bfloat16))[::2]]
+    assert found == pytest.approx([1, 2**-0.5, 3**-0.5], rel=1e-6)
 
 
 @pytest.mark.parametrize("scheme", ["proj", "proj:alpha-form=softplus", "geonorm"])
@@ -87,11 +58,8 @@ def test_a_hundred_small_steps_move_alpha_in_a_bfloat16_model(scheme: str) -> No
     before = [c.step.weight.detach().clone() for c in connections(model)]
     train(model, 100, lr=1e-3)
     for old, connection in zip(before, connections(model), strict=True):
-        assert connection.step.weight.dtype == connection.step.scale.dtype == torch.float32
+        assert connection.step.weight.dtype == torch.float32
         assert (connection.step.weight - old).abs().item() > 5e-3
-
-
-# --- exponent ---
 
 
 def exponents(model: GPT) -> dict[str, torch.nn.Parameter]:
@@ -128,7 +96,7 @@ def test_exponent_is_found_from_data() -> None:
     torch.manual_seed(0)
     h, f = torch.randn(256, 16), 3 * torch.randn(256, 16)
     target = retract(h, f, alpha=1.0, p=3.0)
-    connection = SpheretNorm(1.0, learn_p=True)
+    connection = SpheretNorm(1.0, learn_p=True, alpha=1.0)
     connection.step.requires_grad_(False)
     optimizer = torch.optim.Adam([connection.exponent.log_p], lr=0.05)
     for _ in range(150):
@@ -137,17 +105,6 @@ def test_exponent_is_found_from_data() -> None:
         loss.backward()
         optimizer.step()
     assert connection.current_p().item() == pytest.approx(3.0, rel=0.01)
-
-
-@pytest.mark.parametrize(("far", "bound"), [(50.0, LOG_P_RANGE[1]), (-50.0, LOG_P_RANGE[0])])
-def test_exponent_stays_in_its_range_and_can_come_back(far: float, bound: float) -> None:
-    exponent = LearnedExponent()
-    with torch.no_grad():
-        exponent.log_p.fill_(far)
-    p = exponent()
-    assert p.item() == pytest.approx(math.exp(bound), rel=1e-4)
-    p.sum().backward()
-    assert exponent.log_p.grad.item() > 0
 
 
 def test_exponent_stays_in_its_range_under_huge_steps() -> None:
@@ -168,16 +125,13 @@ def test_exponent_that_left_its_range_starts_back_from_its_end(kind: str) -> Non
     assert all(log_p.item() == LOG_P_RANGE[1] for log_p in exponents(model).values())
 
 
-# --- other options ---
-
-
 def test_update_norm_makes_the_step_independent_of_the_size_of_the_update() -> None:
     torch.manual_seed(0)
     h, f = torch.randn(4, 16), torch.randn(4, 16)
-    connection = SpheretNorm(update_norm="rms")
+    connection = SpheretNorm(alpha=1.0, update_norm="rms")
     torch.testing.assert_close(connection(h, 100 * f), connection(h, f))
     unit = f / f.pow(2).mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(connection(h, f), SpheretNorm()(h, unit))
+    torch.testing.assert_close(connection(h, f), SpheretNorm(alpha=1.0)(h, unit))
 
 
 def test_without_projection_p_1_is_the_normalised_sum() -> None:
@@ -197,13 +151,13 @@ def test_without_projection_p_1_is_the_normalised_sum() -> None:
 def test_without_projection_the_norm_is_kept_at_every_scale(scale: float) -> None:
     torch.manual_seed(0)
     h, f = (scale * torch.randn(4, 16) for _ in range(2))
-    out = SpheretNorm(project=False)(h, f).double()
+    out = SpheretNorm(alpha=1.0, project=False)(h, f).double()
     torch.testing.assert_close(out.norm(dim=-1), h.double().norm(dim=-1), rtol=1e-5, atol=0)
 
 
 def test_without_projection_a_zero_state_has_finite_gradients() -> None:
     h, f = torch.zeros(2, 16, requires_grad=True), torch.randn(2, 16, requires_grad=True)
-    out = SpheretNorm(project=False)(h, f)
+    out = SpheretNorm(alpha=1.0, project=False)(h, f)
     out.sum().backward()
     assert not out.any() and h.grad.isfinite().all() and f.grad.isfinite().all()
 
@@ -211,7 +165,7 @@ def test_without_projection_a_zero_state_has_finite_gradients() -> None:
 @pytest.mark.parametrize("options", [{}, {"update_norm": "rms"}, {"project": False}, {"learn_p": True}])
 def test_gradients_in_float64(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    connection = SpheretNorm(1.5, layer_idx=1, **options).double()
+    connection = SpheretNorm(1.5, layer_idx=1, alpha=1.0, **options).double()
     h, f = (torch.randn(3, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(connection, (h, f))
 
@@ -248,19 +202,84 @@ def test_final_norm_can_be_left_out() -> None:
     assert torch.equal(model.stream.exit(h), h)
 
 
-# --- constructors ---
-
-
 def test_named_classes_are_their_exponents() -> None:
     torch.manual_seed(0)
     h, f = torch.randn(4, 16), torch.randn(4, 16)
     for connection, p in (
-        (ProjSpheretNorm(layer_idx=2), 1.0),
-        (CaySpheretNorm(layer_idx=2), 2.0),
-        (GeoNorm(layer_idx=2), math.inf),
+        (ProjSpheretNorm(layer_idx=2, alpha=1.0), 1.0),
+        (CaySpheretNorm(layer_idx=2, alpha=1.0), 2.0),
+        (GeoNorm(layer_idx=2, alpha=1.0), math.inf),
     ):
         assert connection.p == p
         torch.testing.assert_close(connection(h, f), retract(h, f, alpha=3**-0.5, p=p))
+
+
+DEFAULTS = {"proj": ProjSpheretNorm, "cay": CaySpheretNorm, "geonorm": GeoNorm, "spheret:p=1": SpheretNorm}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"alpha": 0.5},
+    {"decay": "inv"},
+    {"count": "sublayer", "sublayer": 1},
+    {"alpha_form": "softplus"},
+    {"project": False},
+    {"update_norm": "rms"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("scheme", DEFAULTS)
+def test_classes_have_the_defaults_of_their_scheme_at_every_depth(scheme: str, options: dict[str, Any]) -> None:
+    named = {key: value for key, value in options.items() if key != "sublayer"}
+    text = ",".join(f"{key}={str(value).lower()}" for key, value in named.items())
+    name = f"{scheme}{(',' if ':' in scheme else ':') + text if text else ''}"
+    h, f = torch.randn(4, 16), torch.randn(4, 16)
+    for n_layer, layer_idx in ((1, 0), (4, 1), (12, 2), (48, 47)):
+        ours = DEFAULTS[scheme](layer_idx=layer_idx, n_layer=n_layer, **options)
+        place = {"layer_idx": layer_idx, "n_layer": n_layer, "sublayer": options.get("sublayer", 0)}
+        built = build_connection(name, dim=16, **place)
+        assert isinstance(built, SpheretNorm) and repr(built).partition("(")[2] == repr(ours).partition("(")[2]
+        assert torch.equal(ours(h, f), built(h, f))
+        assert ours.state_dict().keys() == built.state_dict().keys()
+
+
+@pytest.mark.parametrize(("named", "p"), [(ProjSpheretNorm, 1.0), (CaySpheretNorm, 2.0), (SpheretNorm, 0.7)])
+def test_classes_learn_p_as_their_scheme_does(named: type[SpheretNorm], p: float) -> None:
+    first = {"p": p} if named is SpheretNorm else {}
+    ours = named(layer_idx=2, n_layer=12, learn_p=True, **first)
+    built = build_connection(f"spheret:p=learn-per-layer,p-start={p}", dim=16, layer_idx=2, n_layer=12)
+    h, f = torch.randn(4, 16), torch.randn(4, 16)
+    assert torch.equal(ours(h, f), built(h, f))
+
+
+def test_signatures_name_every_option_of_the_family() -> None:
+    family = set(inspect.signature(SpheretNorm).parameters) - {"p", "exponent"}
+    for named in (ProjSpheretNorm, CaySpheretNorm, GeoNorm):
+        parameters = inspect.signature(named).parameters
+        assert set(parameters) == family
+        for name, parameter in parameters.items():
+            assert parameter.default == inspect.signature(SpheretNorm).parameters[name].default, name
+
+
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        (ProjSpheretNorm(layer_idx=2, n_layer=12), "p=1, alpha=0.5774 (start), layer_idx=2"),
+        (SpheretNorm(1.5, n_layer=2, learn_p=True), "p=1.5 (start, learned), alpha=1 (start), layer_idx=0"),
+        (GeoNorm(layer_idx=1, alpha=0.25, project=False), "p=inf, alpha=0.25 (start), layer_idx=1, project=False"),
+    ],
+)
+def test_repr_tells_p_alpha_and_layer(connection: SpheretNorm, words: str) -> None:
+    assert words in repr(connection)
+
+
+def test_repr_tells_a_shared_exponent() -> None:
+    assert "p=1.5 (start, shared)" in repr(build("spheret:p=learn,p-start=1.5").blocks[0].mlp_connection)
+
+
+@pytest.mark.parametrize("named", [SpheretNorm, ProjSpheretNorm, CaySpheretNorm, GeoNorm])
+def test_layers_counted_from_one_are_refused(named: type[SpheretNorm]) -> None:
+    with pytest.raises(TypeError, match="layer = 3: layer= counted from 1 was replaced by layer_idx, counted from 0"):
+        named(layer=3, n_layer=12)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -270,10 +289,14 @@ def test_named_classes_are_their_exponents() -> None:
         (lambda: SpheretNorm(-1), r"p = -1"),
         (lambda: SpheretNorm(math.nan), "p = nan"),
         (lambda: SpheretNorm(math.inf, learn_p=True), "cannot be learned"),
-        (lambda: SpheretNorm(1e4, learn_p=True), "10000"),
+        (lambda: SpheretNorm(1e4, learn_p=True, n_layer=2), "10000"),
         (lambda: SpheretNorm(layer_idx=-1), "layer_idx = -1: .*from 0"),
+        (lambda: SpheretNorm(layer_idx=3, n_layer=3), r"layer_idx = 3: .*from 0 to n_layer - 1 = 2"),
+        (lambda: SpheretNorm(), r"n_layer is missing: alpha starts at 2/sqrt\(n_layer\)"),
+        (lambda: GeoNorm(layer_idx=2), "n_layer is missing"),
+        (lambda: SpheretNorm(count="layer"), "'layer': choose block or sublayer"),
         (lambda: SpheretNorm(decay="sqrt"), "'sqrt': choose one of inv-sqrt, inv, none"),
-        (lambda: SpheretNorm(alpha_form="exp"), "'exp': choose raw or softplus"),
+        (lambda: SpheretNorm(n_layer=2, alpha_form="exp"), "'exp': choose raw or softplus"),
         (lambda: SpheretNorm(alpha=0.0, alpha_form="softplus"), r"alpha = 0\.0"),
         (lambda: SpheretNorm(alpha=math.inf), "alpha = inf"),
         (lambda: SpheretNorm(update_norm="l2"), "'l2': choose none or rms"),

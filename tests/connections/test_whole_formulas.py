@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import build
 from torch import Tensor
 
 from spheret.connections import build_connection
 from spheret.connections.angpt import gated_silu_factor
-from spheret.models import GPT, GPTConfig, fold_factors
+from spheret.models import GPT, fold_factors
 
 LAYERS, HEADS, DIM, CONTEXT, VOCAB = 3, 2, 8, 6, 11
 HEAD_DIM = DIM // HEADS
+SHAPE = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": DIM, "block_size": CONTEXT, "vocab_size": VOCAB}
 Weights = dict[str, Tensor]
 Branch = Callable[[Tensor], Tensor]
 
@@ -93,7 +95,7 @@ def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
         h = residual(scheme, w, f"{block}.attn_connection", h, attn)
         h = residual(scheme, w, f"{block}.mlp_connection", h, ff)
     if family == "gpt-qknorm":
-        return rms(h, w["stream.norm.weight"]) @ w["lm_head.weight"].T
+        return rms(h, w["stream.final_norm.weight"]) @ w["lm_head.weight"].T
     return w["logit_scale.weight"] * math.sqrt(DIM) * (h @ w["lm_head.weight"].T)
 
 
@@ -102,9 +104,7 @@ SCHEMES = ["gpt-qknorm", "ngpt", "ngpt:mlp-scale=paper", "angpt", "angpt:nu=entr
 
 def shaken_model(scheme: str) -> GPT:
     """In float64; all vectors away from where they start, some entries of alpha beyond a change of sign."""
-    torch.manual_seed(4)
-    shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": DIM, "block_size": CONTEXT, "vocab_size": VOCAB}
-    model = GPT(GPTConfig(scheme=scheme, **shape)).double()
+    model = build(scheme, seed=4, **SHAPE).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("alpha.weight"):
@@ -141,9 +141,7 @@ def test_gradients_equal_those_of_the_formula(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["angpt", "ngpt", "gpt-qknorm"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_folded_factors_leave_the_logits_as_they_are(scheme: str, bias: bool) -> None:
-    torch.manual_seed(0)
-    shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": 32, "block_size": CONTEXT, "vocab_size": VOCAB}
-    model = GPT(GPTConfig(scheme=scheme, bias=bias, **shape)).eval()
+    model = build(scheme, bias=bias, **SHAPE | {"n_embd": 32}).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import pytest
 import torch
+from builders import batch, build, connections
 
 import spheret
 from spheret.connections import canonical_name, parameter_roles, parse_scheme
@@ -23,18 +25,6 @@ SCHEMES = [
 NORM_KEEPING = [s for s in SCHEMES if parse_scheme(s).keeps_norm]
 
 pytestmark = pytest.mark.parametrize("scheme", SCHEMES)
-
-
-def build(scheme: str, **changes: int | float) -> spheret.GPT:
-    torch.manual_seed(0)
-    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61} | changes
-    return spheret.GPT(spheret.GPTConfig(scheme=scheme, **shape))
-
-
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 61, (4, 17), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def test_forward_and_backward(scheme: str) -> None:
@@ -127,8 +117,32 @@ def test_autocast_keeps_the_stream_and_stays_close(scheme: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_hooks_of_every_connection_fire_once_per_forward(scheme: str) -> None:
+    """Tools for pruning, quantisation, interpretation and profiling see a module through its hooks."""
+    model = build(scheme, n_layer=2)
+    fired: list[torch.nn.Module] = []
+    for connection in connections(model):
+        connection.register_forward_hook(lambda module, inputs, output: fired.append(module))
+    model(*batch())
+    assert fired == connections(model)
+
+
+def test_split_gives_the_same_numbers_for_both_readers(scheme: str) -> None:
+    stream = spheret.build_stream(scheme, dim=24, n_layer=6)
+    connection = spheret.build_connection(scheme, dim=24, layer_idx=1, n_layer=6, stream=stream)
+    h, f = torch.randn(5, 24), torch.randn(5, 24)
+    with torch.no_grad():
+        expected = connection(h, f)
+        for out in connection(h, f, split=True):
+            torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            kept, branch = connection(h, f, split=True)
+    torch.testing.assert_close(kept, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(branch.float(), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_connection_is_a_drop_in(scheme: str) -> None:
-    stream = parse_scheme(scheme).stream(24, 6)
+    stream = spheret.build_stream(scheme, dim=24, n_layer=6)
     connection = spheret.build_connection(scheme, dim=24, layer_idx=1, n_layer=6, stream=stream)
     for shape in ((24,), (5, 24), (2, 3, 24), (0, 24)):
         h, f = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
@@ -192,6 +206,11 @@ def test_facts_for_the_list_of_schemes(scheme: str) -> None:
     facts = parse_scheme(scheme)
     for fact in (facts.summary, facts.equation, facts.placement, facts.cost, facts.source):
         assert fact.strip() == fact and len(fact) > 5
+    total, *parts = (int(n) for n in re.match(r"(\d+) units: (\d+) forward .*?(\d+) backward", facts.cost).groups())
+    assert total == sum(parts)
+    for part, words in re.findall(r"(\d+) (?:forward|backward) \(([^()]*)\)", facts.cost):
+        named = [int(n) for n in re.findall(r" (\d+)(?:,|$)", words)]
+        assert not named or int(part) == sum(named), words
     assert "h" in facts.equation and "=" in facts.equation
     assert max(map(len, facts.equation.splitlines())) <= 84  # whole lines on a terminal of 100 columns
 

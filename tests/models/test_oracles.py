@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build
 from torch import Tensor, nn
 
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPT
 
 VOCAB, CONTEXT, LAYERS, WIDTH, HEADS = 97, 32, 3, 64, 4
 
@@ -18,9 +19,8 @@ def batch() -> Tensor:
 
 
 def ours(scheme: str) -> GPT:
-    torch.manual_seed(0)
     shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "vocab_size": VOCAB, "block_size": CONTEXT}
-    return GPT(GPTConfig(scheme=scheme, **shape)).eval()
+    return build(scheme, **shape).eval()
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def qwen_pair() -> tuple[GPT, Any]:
     theirs = transformers.Qwen3ForCausalLM(config).eval()
     model = ours("gpt-qknorm")
     shake(model)
-    mapping = {"wte.weight": ("model.embed_tokens.weight",), "stream.norm.weight": ("model.norm.weight",)}
+    mapping = {"wte.weight": ("model.embed_tokens.weight",), "stream.final_norm.weight": ("model.norm.weight",)}
     mapping["lm_head.weight"] = ("lm_head.weight",)
     for layer in range(LAYERS):
         mapping |= qwen_names(layer)

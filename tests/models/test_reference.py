@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from builders import batch, build
 
-from spheret.models import GPT, GPTConfig
+from spheret.models import GPT
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,7 +18,7 @@ VOCAB, CONTEXT, LAYERS, WIDTH = 97, 32, 3, 64
 def names(bias: bool) -> dict[str, tuple[str, bool]]:
     """Our parameter -> its name in transformers, and whether it is stored transposed there (Conv1D is (in, out))."""
     mapping = {"wte.weight": ("wte.weight", False), "wpe.weight": ("wpe.weight", False)}
-    mapping["stream.norm.weight"] = ("ln_f.weight", False)
+    mapping["stream.final_norm.weight"] = ("ln_f.weight", False)
     for i in range(LAYERS):
         ours, theirs = f"blocks.{i}.", f"h.{i}."
         for norm, ln in (("attn_connection.norm", "ln_1"), ("mlp_connection.norm", "ln_2")):
@@ -50,17 +50,8 @@ def pair(bias: bool) -> tuple[GPT, Any]:
         eos_token_id=0,
     )
     theirs = transformers.GPT2LMHeadModel(config).eval()
-    ours = GPT(
-        GPTConfig(
-            n_layer=LAYERS,
-            n_head=4,
-            n_embd=WIDTH,
-            vocab_size=VOCAB,
-            block_size=CONTEXT,
-            scheme=f"pre-ln:bias={str(bias).lower()}",
-            bias=bias,
-        )
-    ).eval()
+    shape = {"n_layer": LAYERS, "n_head": 4, "n_embd": WIDTH, "vocab_size": VOCAB, "block_size": CONTEXT}
+    ours = build(f"pre-ln:bias={str(bias).lower()}", bias=bias, **shape).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if name.endswith("bias") and not bias:
@@ -73,9 +64,7 @@ def pair(bias: bool) -> tuple[GPT, Any]:
     return ours, theirs
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCAB, (3, CONTEXT + 1), generator=torch.Generator().manual_seed(5))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+X, Y = batch(3, CONTEXT, VOCAB, seed=5)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -89,22 +78,20 @@ def test_mapping_names_every_parameter_of_both(bias: bool) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_logits_equal_transformers(bias: bool) -> None:
     ours, theirs = pair(bias)
-    x, _ = batch()
     with torch.no_grad():
-        logits, expected = ours(x)[0], theirs(x).logits
+        logits, expected = ours(X)[0], theirs(X).logits
     assert expected.std() > 0.5  # the comparison has something to compare
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 def test_biases_and_gains_matter_in_the_comparison() -> None:
     ours, theirs = pair(bias=True)
-    x, _ = batch()
     with torch.no_grad():
-        expected = theirs(x).logits
-        for name in ("blocks.1.attn.c_attn.bias", "blocks.2.mlp_connection.norm.bias", "stream.norm.weight"):
+        expected = theirs(X).logits
+        for name in ("blocks.1.attn.c_attn.bias", "blocks.2.mlp_connection.norm.bias", "stream.final_norm.weight"):
             kept = ours.get_parameter(name).clone()
             ours.get_parameter(name).copy_(torch.zeros_like(kept))
-            assert (ours(x)[0] - expected).abs().max() > 1e-2, name
+            assert (ours(X)[0] - expected).abs().max() > 1e-2, name
             ours.get_parameter(name).copy_(kept)
 
 
@@ -112,9 +99,8 @@ def test_biases_and_gains_matter_in_the_comparison() -> None:
 def test_gradients_equal_transformers(bias: bool) -> None:
     ours, theirs = pair(bias)
     ours, theirs = ours.double(), theirs.double()
-    x, y = batch()
-    _, loss = ours(x, y)
-    expected = torch.nn.functional.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())
+    _, loss = ours(X, Y)
+    expected = torch.nn.functional.cross_entropy(theirs(X).logits.flatten(0, 1), Y.flatten())
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
     loss.backward()
     expected.backward()

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from spheret.connections import list_schemes
-from spheret.connections.base import ParameterRole, parameter_roles
+from spheret.connections import ParameterRole, list_schemes, parameter_roles
 from spheret.models import GPT, GPTConfig
 from spheret.training.optimizer import build_adamw, learning_rate, parameter_groups, set_learning_rate
 

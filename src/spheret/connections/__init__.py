@@ -1,14 +1,23 @@
 """Residual schemes: one small file each, behind one protocol."""
 
-from spheret.connections.base import Connection, InitRule, ParameterRole, Scheme, Stream, parameter_roles
+from spheret.connections.base import Connection, Scheme, Stream
 from spheret.connections.geonorm import GeoNorm
 from spheret.connections.keel import Keel
+from spheret.connections.options import InitRule
 from spheret.connections.peri_ln import PeriLN
 from spheret.connections.post_ln import PostLN
 from spheret.connections.pre_dyt import PreDyT
 from spheret.connections.pre_ln import PreLN
-from spheret.connections.registry import build_connection, canonical_name, list_schemes, parse_scheme
+from spheret.connections.registry import (
+    available,
+    build_connection,
+    build_stream,
+    canonical_name,
+    list_schemes,
+    parse_scheme,
+)
 from spheret.connections.spheret import CaySpheretNorm, ProjSpheretNorm, SpheretNorm
+from spheret.connections.weights import ParameterRole, parameter_roles
 
 __all__ = [
     "CaySpheretNorm",
@@ -25,7 +34,9 @@ __all__ = [
     "Scheme",
     "SpheretNorm",
     "Stream",
+    "available",
     "build_connection",
+    "build_stream",
     "canonical_name",
     "list_schemes",
     "parameter_roles",

@@ -1,25 +1,24 @@
 r"""anGPT: ``h' = nu(alpha) (h + alpha (F(h) - h))``, constants in place of norms (arXiv 2505.22014). With ``nu(alpha) =
-1/sqrt(alpha^2 + (1 - alpha)^2)`` and a constant behind every map all states stay near norm 1.
+1/sqrt(alpha^2 + (1 - alpha)^2)`` and a constant factor on every map, all states stay near norm 1.
 
     q, k, v = nu_qkv W h,  nu_qkv = sqrt(d/d_h)     attention out = nu_p W_p y,  nu_p = sqrt(d_h/d)
     u, z = nu_uz W_uz h,  nu_uz = sqrt(d/4d)        MLP = nu_d W_d (nu_acf u silu(sqrt(d) z)),  nu_d = sqrt(4d/d)
     nu_acf = 1/sqrt(E[silu(N(0, 1/4))^2]) = 3.72    logits = s_z (W_head h)
 
-Read in the authors' abstract: scalar multiplications in place of norms, norms of the parameters constrained and not
+From the authors' abstract: scalar multiplications in place of norms, norms of the parameters constrained and not
 fixed, no weight decay, no warm-up. Second hand (notes on the paper): every formula above but the sqrt(d) of the gate,
 rows with |w| <= 1, initial weights normalised, SwiGLU, RoPE and QK normalisation, alpha and s_z in stored-scale form,
-alpha's start .01. Derived: sqrt(d) in the gate, the only scale that gives the reported nu_acf (3.74 there); rows are
-output neurons, as nu_d = 2 demands. nu(alpha) assumes <F, h> = 0.
-Guesses, each an option: alpha a vector of width d (``alpha_shape``) with one nu for all of it, from the mean of
-alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation), its sign free (``positive``); stored scales
-1/sqrt(d) and s_z starting at 1, both nGPT's; QK normalisation by RMSNorm with gains as in GPT+ (``qk_norm``); an untied
-head. Without an alternative here: rows are bounded after every optimizer step (guess), and the attention's average over
-tokens has no factor, which the notes call an open problem.
-Nothing bounds a state whose update is aligned with it, and the MLP answers with |h|^2: in the first steps of a run
-states run away above a learning rate of about 5/(d layers); a warm-up cures it (own measurement, docs/log.md).
+alpha's start of .01. Derived: sqrt(d) in the gate, the only scale that gives the reported nu_acf (3.74 there); rows are
+output neurons, which nu_d = 2 requires. nu(alpha) assumes <F, h> = 0.
+Guesses, each an option: alpha is a vector of width d (``alpha_shape``); it has one nu, from the mean of
+alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation); its sign is free (``positive``); the stored
+scales are 1/sqrt(d) and s_z starts at 1, both as in nGPT; QK normalisation is an RMSNorm with gains as in GPT+
+(``qk_norm``); the head is untied. Guesses that are no options: rows are bounded after every optimizer step, and the
+attention's average over tokens has no factor, which the notes call an open problem.
+Nothing bounds a state whose update is aligned with it, and the MLP's response grows as |h|^2: above a learning rate of
+about 5/(d layers) states diverge in the first steps of a run. A warm-up cures it (own measurement, docs/log.md).
 
-Parameters: one vector alpha of width d per connection, one of the vocabulary's; gains of queries and keys. Cost: reads
-h and f, writes h'.
+Parameters: one vector alpha of width d per connection, one vector over the vocabulary, gains of queries and keys.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, InitRule, Scheme, Stream
-from spheret.connections.constraints import bound, matrices, normalise
-from spheret.connections.options import Factors, ModelOptions, Scaling, TrainingDefaults
-from spheret.connections.scaled_vector import ScaledVector, scaling
+from spheret.connections.base import Connection, Scheme, Stream
+from spheret.connections.learned import ScaledVector, scaling
+from spheret.connections.options import Factors, InitRule, ModelOptions, Scaling, TrainingDefaults
+from spheret.connections.weights import bound, matrices, normalise
 from spheret.geometry import compute_dtype
 
 HIDDEN = 4  # hidden units of the MLP, in units of d
@@ -52,7 +51,7 @@ def gated_silu_factor(variance: float) -> float:
 
 
 def norm_factors(dim: int, head_dim: int) -> Factors:
-    """The constants that bring the output of every map of unit-norm rows back to norm 1, for an input of norm 1."""
+    """The constants that keep every map of unit-norm rows at output norm 1 for an input of norm 1."""
     halves = math.sqrt(1 / HIDDEN)
     return Factors(
         qkv=math.sqrt(dim / head_dim),
@@ -64,15 +63,12 @@ def norm_factors(dim: int, head_dim: int) -> Factors:
 
 
 class ApproximateStep(Connection):
-    """``nu (h + alpha (f - h))``; ``nu`` is one number, from the ``mean`` over alpha's entries, or ``entry`` by entry,
-    or 1 (``none``)."""
+    """``nu (h + alpha (f - h))``, where ``nu`` is taken over the ``mean`` of alpha's entries, ``entry`` by entry, or 1
+    (``none``)."""
 
     def __init__(self, dim: int, alpha: Scaling, nu: str = "mean", *, positive: bool = False) -> None:
         super().__init__()
         self.alpha, self.nu = ScaledVector(dim, alpha, positive=positive), nu
-
-    def reset_parameters(self) -> None:
-        self.alpha.reset_parameters()
 
     def norm_factor(self, alpha: Tensor) -> Tensor | float:
         """nu(alpha) (1,), or (d,) entry by entry."""
@@ -88,7 +84,7 @@ class ApproximateStep(Connection):
 
 
 class BoundedRows(Stream):
-    """Rows of all weight matrices start with norm 1 and keep at most norm 1."""
+    """Rows of all weight matrices start with norm 1; every step bounds their norms by 1."""
 
     def after_init(self, model: nn.Module) -> None:
         for weight, _ in matrices(model):
@@ -108,7 +104,7 @@ class ANGPTScheme(Scheme):
         alpha_scale: what is stored of alpha at the start; by default 1/sqrt(d).
         alpha_shape: one alpha for every entry (vector) or for the connection (scalar).
         nu: the factor nu(alpha) from the mean over entries, entry by entry, or none.
-        positive: the absolute value of alpha acts, as in nGPT.
+        positive: use the absolute value of alpha, as in nGPT.
         logits: where s_z starts.
         logits_scale: what is stored of s_z at the start; by default 1/sqrt(d).
         qk_norm: rms, l2 with a learned scale as in nGPT, or none.
@@ -119,7 +115,10 @@ class ANGPTScheme(Scheme):
     equation: ClassVar[str] = "h' = nu (h + alpha (F(h) - h)),   nu = 1/sqrt(alpha^2 + (1 - alpha)^2)"
     placement: ClassVar[str] = "constants on the outputs of all linear maps; queries and keys normalised; no other norm"
     source: ClassVar[str] = "arXiv 2505.22014 (abstract read; formulas second hand)"
-    cost: ClassVar[str] = "22 units, 7 forward and 15 backward"
+    cost: ClassVar[str] = (
+        "22 units: 7 forward (two products 4, sum 3), 15 backward (sum of the two gradients of h' 3, two products 4, "
+        "the gradient of alpha 8)"
+    )
 
     alpha: float = 0.01
     alpha_scale: float | None = None
@@ -158,5 +157,5 @@ class ANGPTScheme(Scheme):
         )
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        # The first, aligned updates add up over the layers, and nothing brings a state back.
+        # The first updates are aligned and add up over the layers, and nothing brings a state back.
         return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(4.0, 12 / n_layer))

@@ -2,8 +2,7 @@ r"""GeoNorm: the exponential map, ``theta = beta`` (arXiv 2601.22095), the limit
 
     h' = cos(beta) h + sin(beta) |h| w/|w|,   w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|
 
-Same step size, decay and ScaleNorm as the other SpheretNorms, so that a comparison varies the map alone. Cost: as
-p-SpheretNorm.
+Step size, decay and ScaleNorm are those of the other SpheretNorms, so that a comparison varies the map alone.
 """
 
 from __future__ import annotations
@@ -12,14 +11,45 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from spheret.connections.spheret import SpheretNorm, SpheretScheme
+from torch import nn
+
+from spheret.connections.base import counts_from_zero
+from spheret.connections.spheret import AlphaForm, Count, Decay, SpheretNorm, SpheretScheme, UpdateNorm
 
 
 class GeoNorm(SpheretNorm):
-    """p = inf: geodesics of the sphere."""
+    """p = inf: geodesics of the sphere. Arguments as for :class:`SpheretNorm`; defaults of ``geonorm``."""
 
-    def __init__(self, *, layer_idx: int = 0, **options: float | bool | str) -> None:
-        super().__init__(math.inf, layer_idx=layer_idx, **options)  # type: ignore[arg-type]
+    @counts_from_zero
+    def __init__(
+        self,
+        *,
+        layer_idx: int = 0,
+        n_layer: int | None = None,
+        sublayer: int = 0,
+        alpha: float | None = None,
+        learn_p: bool = False,
+        decay: Decay = "inv-sqrt",
+        count: Count = "block",
+        alpha_form: AlphaForm = "raw",
+        project: bool = True,
+        update_norm: UpdateNorm = "none",
+        radius: nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            math.inf,
+            layer_idx=layer_idx,
+            n_layer=n_layer,
+            sublayer=sublayer,
+            alpha=alpha,
+            learn_p=learn_p,
+            decay=decay,
+            count=count,
+            alpha_form=alpha_form,
+            project=project,
+            update_norm=update_norm,
+            radius=radius,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,15 @@
-r"""GPT+: ``h' = h + F(RMS(h))`` with SwiGLU, RoPE, QK normalisation (baseline of arXiv 2505.22014). RMSNorm in front of
-every sublayer and of a head of its own, and on queries and keys.
+r"""GPT+: ``h' = h + F(RMS(h))`` with SwiGLU, RoPE, QK normalisation (baseline of arXiv 2505.22014). RMSNorm before
+every sublayer, before an untied head, and on queries and keys.
 
     RMS(x) = g x / sqrt(mean(x^2) + eps),   F: attention with RMS(q), RMS(k) head by head, or W_d (u silu(v))
 
-What is known of it: SwiGLU, RoPE, RMSNorm in front of the sublayers, QK normalisation, AdamW with weight decay and
-warm-up (second hand, notes on arXiv 2505.22014). eps = 1e-6, a hidden width of 4d and an untied head are those of
-nGPT's baseline (read, github.com/NVIDIA/ngpt). QK normalisation by RMSNorm with one gain of width d_h for all heads, in
-front of the rotation, is Qwen3's (read, transformers; which form arXiv 2505.22014 uses is a guess). Initial weights are
-those of Pre-LN here (guess).
+What is known of it: SwiGLU, RoPE, RMSNorm before the sublayers, QK normalisation, AdamW with weight decay and warm-up
+(second hand, notes on arXiv 2505.22014). eps = 1e-6, a hidden width of 4d and an untied head are those of nGPT's
+baseline (from its code, github.com/NVIDIA/ngpt). QK normalisation by an RMSNorm with one gain of width d_h for all
+heads, before the rotation, is Qwen3's (from the code of transformers); which form arXiv 2505.22014 uses is a guess.
+Initial weights are those of Pre-LN here (guess).
 
-Parameters: one gain of width d per connection, two of width d_h per attention. Cost: reads h and f, writes h' and
-RMS(h').
+Parameters: one gain of width d per connection, two of width d_h per attention.
 """
 
 from __future__ import annotations
@@ -21,41 +20,24 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
-from spheret.connections.options import ModelOptions
-from spheret.connections.rms import RMSNorm
-from spheret.connections.scaled_vector import scaling
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream
+from spheret.connections.learned import scaling
+from spheret.connections.norms import RMS_EPS, NormedStream, RMSNorm
+from spheret.connections.options import InitRule, ModelOptions
 
 
 class PreRMS(Connection):
-    """Euclidean residual with an RMSNorm (eps 1e-6) in front of the sublayer."""
+    """Euclidean residual with an RMSNorm (eps 1e-6) before the sublayer."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.norm = RMSNorm(dim)
-
-    def reset_parameters(self) -> None:
-        self.norm.reset_parameters()
 
     def branch_input(self, h: Tensor) -> Tensor:
         return self.norm(h)
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         return h + f
-
-
-class FinalRMS(Stream):
-    """RMSNorm before the head."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm = RMSNorm(dim)
-
-    def reset_parameters(self) -> None:
-        self.norm.reset_parameters()
-
-    def exit(self, h: Tensor) -> Tensor:
-        return self.norm(h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +54,12 @@ class GPTQKNormScheme(Scheme):
 
     name: ClassVar[str] = "gpt-qknorm"
     equation: ClassVar[str] = "h' = h + F(RMS(h))"
-    placement: ClassVar[str] = "RMSNorm in front of every sublayer and before the head; queries and keys normalised"
+    placement: ClassVar[str] = "RMSNorm before every sublayer and before the head; queries and keys normalised"
     source: ClassVar[str] = "baseline GPT+ of arXiv 2505.22014; QK normalisation: arXiv 2010.04245"
-    cost: ClassVar[str] = "37 units, 10 forward and 27 backward"
+    cost: ClassVar[str] = (
+        "11 units: 5 forward (sum 3, norm 2), 6 backward (norm 3, sum of the two gradients of h' 3); about 37 where "
+        "PyTorch has no fused RMSNorm and makes several operations of it"
+    )
 
     qk_norm: Literal["rms", "l2"] = "rms"
     head: Literal["untied", "tied"] = "untied"
@@ -83,7 +68,7 @@ class GPTQKNormScheme(Scheme):
     residual: float | None = None
 
     def stream(self, dim: int, n_layer: int) -> Stream:
-        return FinalRMS(dim)
+        return NormedStream(dim, final="rmsnorm", eps=RMS_EPS)
 
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None

@@ -4,21 +4,22 @@ r"""Keel: Post-LN with a skip path as strong as the model is deep, and a norm be
 
 a counts the sublayers of the model (two in each of L blocks) and is not learned. Every connection divides a token's
 own signal by about sqrt(1 + s^2/a^2), s the size of F; over all 2L of them that leaves 1 - s^2/(4L), where Post-LN
-(a = 1) leaves 2^(-L) at s = 1 (derived). In the first block the attention is plain Pre-LN, ``h + F(Norm(h))``, and the
-MLP has a = 1.
+(a = 1) leaves 2^(-L) at s = 1 (derived). In the first block the attention is Pre-LN, ``h + F(Norm(h))``, and the MLP
+has a = 1.
 
-F is 1/a of the sum, less than a bfloat16 tells from nothing at a = 512: the sum and the outer norm are float32,
-whatever the stream is. The stream itself should be float32 too, as it is under autocast.
+F is about 1/a of the sum, which at a = 512 is below the resolution of bfloat16. So the sum and the outer norm are
+float32, whatever the dtype of the stream. The stream itself should be float32 too, as it is under autocast.
 
 Where each choice comes from. a = 2L and the equation: second hand (a summary and three ports agree; a note has a =
-sqrt(2L), hence the option). The first block: second hand, two ports of three; in the third all of it is Pre-LN
-(``first_block=pre-ln``). Final norm, gains that start at 1, fixed a: second hand (the ports). eps: a guess (GPT-2's).
+sqrt(2L), hence the option). The first block: second hand, two ports of three; in the third, the whole block is
+Pre-LN (``first_block=pre-ln``). Final norm, gains that start at 1, fixed a: second hand (the ports). eps: a guess
+(GPT-2's).
 
-Where we differ: LayerNorm instead of the ports' RMSNorm, so that a comparison with Pre-LN varies the connection alone,
-and initial weights that follow width and depth like Pre-LN's, which train better than last projections that do not
-fall with depth (2.59 against 2.77 nats at 12 layers, d = 64, learning rate 0.8/d). ``preset=paper`` is the ports'
-choice: RMSNorm, no scaling with depth, and the gains that make all weights the ports' N(0, 0.02^2) at their width of
-1024, the last projections of MLPs (0.01) excepted.
+Our differences: LayerNorm instead of the ports' RMSNorm, so that a comparison with Pre-LN varies the connection alone.
+Initial weights follow width and depth like Pre-LN's: they train better than last projections that do not shrink with
+depth (2.59 against 2.77 nats at 12 layers, d = 64, learning rate 0.8/d). ``preset=paper`` is the ports' choice:
+RMSNorm, no scaling with depth, and gains that make all weights the ports' N(0, 0.02^2) at their width of 1024, except
+the last projections of MLPs (0.01).
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream
-from spheret.connections.norms import EPS, Float32Norm, NormedEnds, NormKind, build_norm
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream
+from spheret.connections.norms import EPS, Float32Norm, NormedStream, NormKind, build_norm, check_eps
+from spheret.connections.options import InitRule
 from spheret.geometry import compute_dtype
 
 
@@ -41,7 +43,7 @@ class Keel(Connection):
 
     Args:
         dim: width d.
-        alpha: factor a on the skip path; None leaves the outer norm away, which is Pre-LN.
+        alpha: factor a on the skip path; None omits the outer norm, which is Pre-LN.
         norm: ``layernorm`` or ``rmsnorm``.
         eps: added to the variance in both norms.
     """
@@ -49,13 +51,8 @@ class Keel(Connection):
     def __init__(self, dim: int, alpha: float | None, norm: NormKind = "layernorm", eps: float = EPS) -> None:
         super().__init__()
         self.alpha = alpha
-        self.inner = build_norm(norm, dim, eps)
-        self.outer = None if alpha is None else Float32Norm(norm, dim, eps)
-
-    def reset_parameters(self) -> None:
-        self.inner.reset_parameters()
-        if self.outer is not None:
-            self.outer.reset_parameters()
+        self.inner = build_norm(norm, dim, eps=eps)
+        self.outer = None if alpha is None else Float32Norm(norm, dim, eps=eps)
 
     def branch_input(self, h: Tensor) -> Tensor:
         return self.inner(h)
@@ -77,7 +74,7 @@ class KeelScheme(Scheme):
     Attributes:
         norm: layernorm or rmsnorm, for all norms.
         alpha: the factor a on the skip path; by default the number of sublayers, 2L.
-        first_block: attention leaves the outer norm away in the first attention alone, pre-ln in the whole block.
+        first_block: attention omits the outer norm in the first attention alone, pre-ln in the whole first block.
         eps: added to the variance in every norm.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
@@ -91,8 +88,11 @@ class KeelScheme(Scheme):
     }
     equation: ClassVar[str] = """h' = Norm(2L h + F(Norm(h)))
 in the first block h' = h + F(Norm(h)), then h' = Norm(h + F(Norm(h)))"""
-    placement: ClassVar[str] = "norm in front of F, on the sum and before the head"
-    cost: ClassVar[str] = "18 units, 7 forward and 11 backward"
+    placement: ClassVar[str] = "norm before F, on the sum and before the head"
+    cost: ClassVar[str] = (
+        "18 units: 7 forward (sum 3, two norms 4), 11 backward (two norms 6, sum of the two gradients of h' 3, "
+        "product with 2L 2)"
+    )
     source: ClassVar[str] = "arXiv 2601.19895"
 
     norm: NormKind = "layernorm"
@@ -105,11 +105,10 @@ in the first block h' = h + F(Norm(h)), then h' = Norm(h + F(Norm(h)))"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.eps > 0:
-            raise ValueError(f"eps = {self.eps}: a norm needs a small number above 0, for example 1e-5")
+        check_eps(self.eps)
 
     def stream(self, dim: int, n_layer: int) -> Stream:
-        return NormedEnds(self.norm, dim, entry=False, eps=self.eps)
+        return NormedStream(dim, final=self.norm, eps=self.eps)
 
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None

@@ -4,17 +4,16 @@ x/|x|``; weight matrices have norm 1 along the embedding axis.
     alpha = |stored .05/scale| (d,), scale = 1/sqrt(d)        q, k <- s_qk Norm(q), s_qk Norm(k), softmax(sqrt(d_h) qk)
     u, v = sqrt(d) s_uv (W_fc h),  F = W_proj (u silu(v))     logits = s_z (W_head h)
 
-Read in the authors' code (github.com/NVIDIA/ngpt): all of the above; s_qk (d,) and s_z (vocabulary,) start at 1 and are
-stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as it is; rotary positions in front of the norm; no other
-norm, an untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised
-once and after every optimizer step; weight decay 0, warm-up 0.
-Differences: ``mlp_scale=paper`` multiplies v alone by sqrt(d), as the paper's text and lucidrains' port do. The code's
-rotary positions are not a rotation; ours are. The code divides h by its norm in front of every step; here |h| = 1 from
-the embedding on, which is normalised on entry (derived). ``weights=bounded``, norms of at most 1, is an ablation of
-arXiv 2505.22014 (second hand).
+From the authors' code (github.com/NVIDIA/ngpt): all of the above; s_qk (d,) and s_z (vocabulary,) start at 1 and are
+stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as it is; rotary positions before the norm; no other norm,
+an untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised once
+and after every optimizer step; weight decay 0, warm-up 0.
+Our differences: ``mlp_scale=paper`` multiplies v alone by sqrt(d), as the paper's text and lucidrains' port do. The
+code's rotary positions are not a rotation; ours are. The code divides h by its norm before every step; here |h| = 1
+from the start, since the embedding is normalised on entry (derived). ``weights=bounded``, norms of at most 1, is an
+ablation of arXiv 2505.22014 (second hand).
 
-Parameters: one vector alpha of width d per connection; 1 + 8 vectors of width d per block, one of the vocabulary's.
-Cost: reads h and f, writes h'; two norms per connection.
+Parameters: one vector alpha of width d per connection, 1 + 8 vectors of width d per block, one over the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, InitRule, Scheme, Stream
-from spheret.connections.constraints import bound, matrices, normalise
-from spheret.connections.options import Factors, ModelOptions, Scaling, TrainingDefaults
-from spheret.connections.scaled_vector import ScaledVector, scaling
+from spheret.connections.base import Connection, Scheme, Stream
+from spheret.connections.learned import ScaledVector, scaling
+from spheret.connections.options import Factors, InitRule, ModelOptions, Scaling, TrainingDefaults
+from spheret.connections.weights import bound, matrices, normalise
 from spheret.geometry import compute_dtype
 from spheret.kernels import unit
 
@@ -40,16 +39,13 @@ class NormalisedStep(Connection):
         super().__init__()
         self.alpha = ScaledVector(dim, alpha, positive=True)
 
-    def reset_parameters(self) -> None:
-        self.alpha.reset_parameters()
-
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         x = h.to(compute_dtype(h, f))
         return unit(x + self.alpha() * (unit(f) - x)).to(h.dtype)
 
 
 class UnitSphere(Stream):
-    """States and weights of norm 1; with ``bounded`` the weights may be shorter once they train."""
+    """States and weights of norm 1. With ``bounded``, training may make the weights shorter."""
 
     def __init__(self, bounded: bool = False) -> None:
         super().__init__()
@@ -90,7 +86,10 @@ class NGPTScheme(Scheme):
     equation: ClassVar[str] = "h' = Norm(h + alpha (Norm(F(h)) - h)), Norm(x) = x/|x|"
     placement: ClassVar[str] = "states, queries, keys and all weight vectors on the unit sphere; no other norm"
     source: ClassVar[str] = "arXiv 2410.01131, github.com/NVIDIA/ngpt"
-    cost: ClassVar[str] = "46 units, 14 forward and 32 backward"
+    cost: ClassVar[str] = (
+        "46 units: 14 forward (two norms 6, difference 3, product 2, sum 3), 32 backward (two norms 18, product and "
+        "the gradient of alpha 6, difference 2, sums of gradients 6)"
+    )
 
     alpha: float = 0.05
     alpha_scale: float | None = None

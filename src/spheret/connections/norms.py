@@ -1,30 +1,74 @@
-"""The normalisations that a scheme may choose between, and the two ends of a stream that is normalised there."""
+"""The norms that a scheme may choose between, and the two ends of a stream that is normalised there."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from spheret.connections.base import Stream
-from spheret.connections.scalars import Float32Module
+from spheret.connections.learned import Float32Module
 from spheret.geometry import compute_dtype
 
 NormKind = Literal["layernorm", "rmsnorm"]
+OptionalNormKind = Literal["layernorm", "rmsnorm", "none"]
 EPS = 1e-5  # GPT-2's
+RMS_EPS = 1e-6  # that of nGPT's baseline and of Qwen3
 
 
-def build_norm(kind: NormKind, dim: int, eps: float = EPS) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm or RMSNorm over the last ``dim`` entries with one gain, initially 1, and no bias."""
-    return nn.LayerNorm(dim, eps=eps, bias=False) if kind == "layernorm" else nn.RMSNorm(dim, eps=eps)
+def check_bias(kind: OptionalNormKind, bias: bool) -> None:
+    """ValueError: a bias for a norm that has none."""
+    if bias and kind != "layernorm":
+        raise ValueError(f"bias = true: norm={kind} has no bias; use norm=layernorm, or omit bias")
+
+
+def check_eps(eps: float) -> None:
+    """ValueError: ``eps`` cannot stabilise a norm."""
+    if not eps > 0:
+        raise ValueError(f"eps = {eps}: a norm needs a small number above 0, for example 1e-5")
+
+
+class RMSNorm(nn.RMSNorm):
+    """``g x / sqrt(mean(x^2) + eps)`` (arXiv 1910.07467), (..., dim) -> (..., dim) in the dtype of ``x``.
+
+    The gain follows the dtype of ``x``: under autocast, a bfloat16 ``x`` with a float32 gain would leave PyTorch's
+    fused path. The statistics are float32 either way.
+    """
+
+    def __init__(self, dim: int, eps: float = RMS_EPS) -> None:
+        super().__init__(dim, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+@overload
+def build_norm(kind: NormKind, dim: int, *, eps: float = EPS, bias: bool = False) -> nn.LayerNorm | RMSNorm: ...
+@overload
+def build_norm(
+    kind: OptionalNormKind, dim: int, *, eps: float = EPS, bias: bool = False
+) -> nn.LayerNorm | RMSNorm | None: ...
+def build_norm(
+    kind: OptionalNormKind, dim: int, *, eps: float = EPS, bias: bool = False
+) -> nn.LayerNorm | RMSNorm | None:
+    """A norm over the last ``dim`` entries, its gain initially 1; None for ``none``.
+
+    Raises:
+        ValueError: a bias for a norm that has none.
+    """
+    check_bias(kind, bias)
+    if kind == "none":
+        return None
+    return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layernorm" else RMSNorm(dim, eps)
 
 
 class Float32Norm(Float32Module):
-    """A norm that reads, computes and answers in float32 (float64 for float64 inputs), its gain float32 as well."""
+    """A norm that computes and answers in float32 (float64 for float64 inputs), its gain float32 as well."""
 
-    def __init__(self, kind: NormKind, dim: int, eps: float = EPS) -> None:
+    def __init__(self, kind: NormKind, dim: int, *, eps: float = EPS) -> None:
         super().__init__()
-        self.norm = build_norm(kind, dim, eps)
+        self.norm = build_norm(kind, dim, eps=eps)
 
     def reset_parameters(self) -> None:
         self.norm.reset_parameters()
@@ -33,21 +77,32 @@ class Float32Norm(Float32Module):
         return self.norm(x.to(compute_dtype(x)))
 
 
-class NormedEnds(Stream):
-    """A norm before the head, and one behind the embedding or none (``entry=False``)."""
+class NormedStream(Stream):
+    """A norm after the embedding (``entry``), one before the head (``final``), or both."""
 
-    def __init__(self, kind: NormKind, dim: int, *, entry: bool, eps: float = EPS) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        entry: OptionalNormKind = "none",
+        final: OptionalNormKind = "none",
+        eps: float = EPS,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
-        self.entry = build_norm(kind, dim, eps) if entry else None
-        self.final = build_norm(kind, dim, eps)
-
-    def reset_parameters(self) -> None:
-        for norm in (self.entry, self.final):
-            if norm is not None:
-                norm.reset_parameters()
+        self.entry_norm = build_norm(entry, dim, eps=eps, bias=bias and entry != "none")
+        self.final_norm = build_norm(final, dim, eps=eps, bias=bias and final != "none")
 
     def enter(self, h: Tensor) -> Tensor:
-        return h if self.entry is None else self.entry(h)
+        return h if self.entry_norm is None else self.entry_norm(h)
 
     def exit(self, h: Tensor) -> Tensor:
-        return self.final(h)
+        return h if self.final_norm is None else self.final_norm(h)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Checkpoints written before these norms had one name call them entry and final, or norm where there is one.
+        only = "final_norm" if self.entry_norm is None else "entry_norm"
+        for old, new in (("entry", "entry_norm"), ("final", "final_norm"), ("norm", only)):
+            for key in [key for key in state_dict if key.startswith(f"{prefix}{old}.")]:
+                state_dict[f"{prefix}{new}{key.removeprefix(f'{prefix}{old}')}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -4,9 +4,9 @@ r"""Post-LN: a LayerNorm on the sum of stream and update (Vaswani et al. 2017).
 
 Every connection rescales the stream, so the skip path decays with depth. b = 1 is the published form.
 
-The default b = 1/sqrt(2L) is DeepNorm's idea (arXiv 2203.00555: LN(a h + F), a = 1/b) with the exponent 1/2: the skip
-path keeps a share of about e^(-1/2) of the embedding at every depth, and the last projections learn slowly enough to
-stay there. With b = 1 and only their initial weights scaled by 1/sqrt(2L), 24 layers collapse to the unigram plateau.
+The default b = 1/sqrt(2L) is DeepNorm's idea (arXiv 2203.00555: LN(a h + F), a = 1/b) with the exponent 1/2: at every
+depth the skip path keeps a share of about e^(-1/2) of the embedding, and the last projections learn slowly enough to
+keep it so. With b = 1 and only their initial weights scaled by 1/sqrt(2L), 24 layers collapse to the unigram plateau.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream
+from spheret.connections.norms import NormedStream, build_norm
+from spheret.connections.options import InitRule, tied_embedding_std
 
 
 class PostLN(Connection):
@@ -26,28 +28,11 @@ class PostLN(Connection):
 
     def __init__(self, dim: int, bias: bool = False, branch: float = 1.0) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim, bias=bias)
+        self.norm = build_norm("layernorm", dim, bias=bias)
         self.branch = branch
-
-    def reset_parameters(self) -> None:
-        self.norm.reset_parameters()
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         return self.norm(h + f if self.branch == 1 else torch.add(h, f, alpha=self.branch))
-
-
-class EntryNorm(Stream):
-    """LayerNorm behind the embedding, so that the first sublayer reads the same scale as every other."""
-
-    def __init__(self, dim: int, bias: bool = False) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(dim, bias=bias)
-
-    def reset_parameters(self) -> None:
-        self.norm.reset_parameters()
-
-    def enter(self, h: Tensor) -> Tensor:
-        return self.norm(h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +49,10 @@ class PostLNScheme(Scheme):
 
     name: ClassVar[str] = "post-ln"
     equation: ClassVar[str] = "h' = LN(h + b F(h)),   b = 1/sqrt(2L)"
-    placement: ClassVar[str] = "LayerNorm on the sum and behind the embedding"
-    cost: ClassVar[str] = "13 units, 5 forward and 8 backward"
+    placement: ClassVar[str] = "LayerNorm on the sum and after the embedding"
+    cost: ClassVar[str] = (
+        "13 units: 5 forward (sum 3, norm 2), 8 backward (sum of the two gradients of h' 3, norm 3, product with b 2)"
+    )
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv 1706.03762; b after DeepNorm, arXiv 2203.00555"
 
     bias: bool = False
@@ -75,7 +62,7 @@ class PostLNScheme(Scheme):
     residual: float = 1.0
 
     def stream(self, dim: int, n_layer: int) -> Stream:
-        return EntryNorm(dim, self.bias)
+        return NormedStream(dim, entry="layernorm", bias=self.bias)
 
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None

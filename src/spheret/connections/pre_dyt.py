@@ -1,19 +1,19 @@
-r"""Pre-DyT: a saturating function of every entry in front of the sublayer, no norm anywhere (arXiv 2503.10622).
+r"""Pre-DyT: a saturating function of every entry before the sublayer, no norm anywhere (arXiv 2503.10622).
 
     h' = h + F(DyT(h)),   DyT(x) = gamma tanh(alpha x) (+ beta)
 
-A DyT stands before the head as well. It keeps what is small small: it shows the first sublayers an embedding of 0.03,
-as in GPT-2, as 0.015. So the embedding is multiplied by a learned scalar that starts at sqrt(d), as in the authors'
-LLaMA models; with embeddings of 1/sqrt(d) the stream starts at root mean square 1 and its DyT at 0.4. Without the
-scalar, two layers of d = 64 stay on the unigram plateau at two of three learning rates (3.13 and 3.22 nats against
-2.72 and 2.61).
+A DyT stands before the head as well. A DyT keeps small entries small: the first sublayers would read an embedding of
+size 0.03, as in GPT-2, as 0.015. So the embedding is multiplied by a learned scalar that starts at sqrt(d), as in the
+authors' LLaMA models. With embeddings of size 1/sqrt(d) the stream then starts at root mean square 1, and the output of
+its DyT at 0.4. Without the scalar, two layers of d = 64 stay on the unigram plateau at two of three learning rates
+(3.13 and 3.22 nats against 2.72 and 2.61).
 
 Where each choice comes from. DyT, gamma = 1, beta = 0 and alpha = 0.5 at the start: the authors' code. No beta,
 separate starts of alpha for attention, MLP and head, their values from d = 4096 on, the scale on the embedding: the
 authors' LLaMA code; the MLP's and the head's are equal there. Below d = 4096 alpha = 0.5 is the code's default; 1, from
 memory of the paper's table over widths, measured worse (2.95 against 2.68 nats at 12 layers, d = 64; 3.08 against 2.86
-at 2 layers, d = 512). Initial weights: a guess, 1/sqrt(fan_in). ``preset=paper`` is the paper's text put into GPT-2:
-beta, alpha = 0.5 everywhere, no scale on the embedding; for flat weights of 0.02 there is ``--init nanogpt``.
+at 2 layers, d = 512). Initial weights: a guess, 1/sqrt(fan_in). ``preset=paper`` is the paper's text applied to GPT-2:
+beta, alpha = 0.5 everywhere, no scale on the embedding. ``--init nanogpt`` gives weights of 0.02 at every width.
 """
 
 from __future__ import annotations
@@ -26,24 +26,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import (
-    SUBLAYERS_PER_LAYER,
-    Connection,
-    InitRule,
-    ParameterRole,
-    Scheme,
-    Stream,
-)
-from spheret.connections.scalars import LearnedScalar
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream
+from spheret.connections.learned import LearnedScalar
+from spheret.connections.options import InitRule
+from spheret.connections.weights import ParameterRole
 
 CODE_ALPHA = 0.5
-# Largest width for which they hold -> where alpha starts in front of attention and of everything else. The last three:
-# the authors' LLaMA models of 7B, 13B, and 34B with 70B parameters.
+# Largest width -> where alpha starts before attention, and before everything else. The last three are the authors'
+# LLaMA models of 7B, of 13B, and of 34B and 70B parameters.
 ALPHA_BY_WIDTH = {2048: (CODE_ALPHA, CODE_ALPHA), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 
 
 def default_alpha(dim: int) -> tuple[float, float]:
-    """Where alpha starts in front of attention, and in front of the MLP and the head, in a model of width ``dim``."""
+    """Where alpha starts before attention, and before the MLP and the head, in a model of width ``dim``."""
     return next((pair for width, pair in ALPHA_BY_WIDTH.items() if dim <= width), ALPHA_BY_WIDTH[8192])
 
 
@@ -72,14 +67,11 @@ class DyT(nn.Module):
 
 
 class PreDyT(Connection):
-    """Euclidean residual with a DyT in front of the sublayer."""
+    """Euclidean residual with a DyT before the sublayer."""
 
     def __init__(self, dim: int, alpha: float = CODE_ALPHA, beta: bool = False) -> None:
         super().__init__()
         self.dyt = DyT(dim, alpha, beta)
-
-    def reset_parameters(self) -> None:
-        self.dyt.reset_parameters()
 
     def branch_input(self, h: Tensor) -> Tensor:
         return self.dyt(h)
@@ -89,17 +81,12 @@ class PreDyT(Connection):
 
 
 class ScaledEntry(Stream):
-    """A learned factor behind the embedding (or none), a DyT before the head."""
+    """A learned factor on the embedding (or none), a DyT before the head."""
 
     def __init__(self, dim: int, *, scale: float | None, alpha: float, beta: bool = False) -> None:
         super().__init__()
         self.scale = None if scale is None else LearnedScalar(scale)
         self.dyt = DyT(dim, alpha, beta)
-
-    def reset_parameters(self) -> None:
-        self.dyt.reset_parameters()
-        if self.scale is not None:
-            self.scale.reset_parameters()
 
     def enter(self, h: Tensor) -> Tensor:
         return h if self.scale is None else (self.scale() * h).to(h.dtype)
@@ -113,11 +100,11 @@ class PreDyTScheme(Scheme):
     """Options of ``pre-dyt``.
 
     Attributes:
-        attention_alpha: where alpha starts in front of attention; by default as the width wants it.
-        mlp_alpha: the same in front of the MLP.
-        final_alpha: the same in front of the head.
+        attention_alpha: where alpha starts before attention; by default it follows the width.
+        mlp_alpha: the same before the MLP.
+        final_alpha: the same before the head.
         beta: a learned offset in every DyT.
-        embed_scale: sqrt-d multiplies the embedding by a learned scalar that starts at sqrt(d), none leaves it.
+        embed_scale: sqrt-d multiplies the embedding by a learned scalar that starts at sqrt(d); none does not.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
         residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).
@@ -135,8 +122,11 @@ class PreDyTScheme(Scheme):
         },
     }
     equation: ClassVar[str] = "h' = h + F(DyT(h)),   DyT(x) = gamma tanh(alpha x)"
-    placement: ClassVar[str] = "no norm; DyT in front of F and before the head, a learned scale behind the embedding"
-    cost: ClassVar[str] = "27 units, 9 forward and 18 backward"
+    placement: ClassVar[str] = "no norm; DyT before F and before the head, a learned scale on the embedding"
+    cost: ClassVar[str] = (
+        "27 units: 9 forward (sum 3, two products 4, tanh 2), 18 backward (sum of the two gradients of h' 3, two "
+        "products 4, tanh 3, the gradients of alpha and gamma 8)"
+    )
     source: ClassVar[str] = "arXiv 2503.10622"
 
     attention_alpha: float | None = None

@@ -10,7 +10,7 @@ import typing
 from typing import Any, Literal
 
 from spheret.connections.angpt import ANGPTScheme
-from spheret.connections.base import Connection, Scheme, Stream
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream, counts_from_zero
 from spheret.connections.geonorm import GeoNormScheme
 from spheret.connections.gpt_qknorm import GPTQKNormScheme
 from spheret.connections.keel import KeelScheme
@@ -35,7 +35,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "angpt": ANGPTScheme,
 }
 ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
-# What `list_schemes` lists for a scheme that is a family: members worth a row of their own.
+# The members of a family of schemes that have a row of their own in `list_schemes`.
 FAMILY = ("spheret:p=0.5", "spheret:p=learn", "spheret:p=learn-per-layer")
 
 
@@ -44,15 +44,18 @@ def list_schemes() -> list[str]:
     return [name for name in SCHEMES if name != "spheret"] + list(ALIASES) + list(FAMILY)
 
 
-def parse_scheme(spec: str | Scheme) -> Scheme:
-    """``"spheret:p=0.5,alpha=1"`` -> the scheme with its options.
+available = list_schemes
+
+
+def parse_scheme(scheme: str | Scheme) -> Scheme:
+    """``"spheret:p=0.5,alpha=1"`` -> the scheme with its options. A scheme passes through.
 
     Raises:
-        ValueError: an unknown name, option or value; the message lists what there is.
+        ValueError: an unknown name, option or value; the message lists the known ones.
     """
-    if isinstance(spec, Scheme):
-        return spec
-    name, _, text = spec.strip().partition(":")
+    if isinstance(scheme, Scheme):
+        return scheme
+    name, _, text = scheme.strip().partition(":")
     if name in ALIASES:
         name, _, base = ALIASES[name].partition(":")
         text = f"{base},{text}" if text else base
@@ -66,32 +69,45 @@ def parse_scheme(spec: str | Scheme) -> Scheme:
         key = key.replace("-", "_")
         if not equals or key not in types_by_key:
             known = ", ".join(types_by_key) or "no options"
-            raise ValueError(f"scheme {spec!r}: no option {item!r}; {name} takes {known}")
-        if key in options and options[key] != _value(types_by_key[key], value, spec, key):
-            raise ValueError(f"scheme {spec!r}: option {key!r} is given twice with different values")
-        options[key] = _value(types_by_key[key], value, spec, key)
+            raise ValueError(f"scheme {scheme!r}: no option {item!r}; {name} takes {known}")
+        if key in options and options[key] != _value(types_by_key[key], value, scheme, key):
+            raise ValueError(f"scheme {scheme!r}: option {key!r} is given twice with different values")
+        options[key] = _value(types_by_key[key], value, scheme, key)
     preset = cls.presets[options.pop("preset")] if "preset" in options else {}
     return cls(**{**preset, **options})
 
 
-def canonical_name(spec: str | Scheme) -> str:
-    """One spelling per scheme: its name and the options that differ from their defaults (``proj`` and ``cay`` keep
-    their short names)."""
-    scheme = parse_scheme(spec)
+def canonical_name(scheme: str | Scheme) -> str:
+    """One spelling per scheme: its name and the options that differ from their defaults. ``spheret:p=1`` is ``proj``,
+    ``spheret:p=2`` is ``cay``."""
+    parsed = parse_scheme(scheme)
     changed = {
-        f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme) if getattr(scheme, f.name) != f.default
+        f.name: getattr(parsed, f.name) for f in dataclasses.fields(parsed) if getattr(parsed, f.name) != f.default
     }
-    if scheme.name == "spheret":
-        changed = {"p": scheme.p, **changed}  # type: ignore[attr-defined]
-        short = {1.0: "proj", 2.0: "cay"}.get(changed["p"])
-        if short is not None:
-            del changed["p"]
-            return _join(short, changed)
-    return _join(scheme.name, changed)
+    if type(parsed) is not SpheretScheme:
+        return _join(parsed.name, changed)
+    if parsed.p in (1.0, 2.0):
+        changed.pop("p", None)
+        return _join("proj" if parsed.p == 1 else "cay", changed)
+    return _join(parsed.name, {"p": parsed.p, **changed})
 
 
+def build_stream(scheme: str | Scheme, *, dim: int, n_layer: int) -> Stream:
+    """The two ends of the residual stream, for a model of ``n_layer`` blocks of width ``dim``.
+
+    ``h = stream.enter(h)`` goes after the embedding, ``h = stream.exit(h)`` before the head. The stream also holds what
+    the connections share: the sphere's radius, and the single exponent of ``p=learn``. Give it to every
+    :func:`build_connection`.
+
+    Raises:
+        ValueError: an unknown scheme or option.
+    """
+    return parse_scheme(scheme).stream(dim, n_layer)
+
+
+@counts_from_zero
 def build_connection(
-    spec: str | Scheme,
+    scheme: str | Scheme,
     *,
     dim: int,
     layer_idx: int = 0,
@@ -102,19 +118,23 @@ def build_connection(
     """One drop-in connection for sublayer ``sublayer`` (0 or 1) of block ``layer_idx`` (from 0) of ``n_layer``, in a
     model of width ``dim``.
 
-    In a block, ``h = conn(h, F(conn.branch_input(h)))``: only with ``branch_input`` does a scheme that normalises in
-    front of the sublayer do so. Options on the ends of the network and on initial weights (``final_norm``,
-    ``learn_radius``, ``gain``, ...) have no say here, and of a scheme that is a whole model this is the residual alone:
-    what it asks of the rest is ``parse_scheme(spec).model_options(...)``. What connections share, a radius to
-    re-project onto and the single exponent of ``p=learn``, is in ``stream = parse_scheme(spec).stream(dim, n_layer)``;
-    without it, ``p=learn`` is an exponent of this connection alone.
+    In a block, write ``h = conn(h, F(conn.branch_input(h)))``: schemes that normalise before the sublayer do it in
+    ``branch_input``. Options on the ends of the network and on initial weights (``final_norm``, ``learn_radius``,
+    ``gain``, ...) have no effect here. Of a scheme that is a whole model, this is the residual alone;
+    ``parse_scheme(scheme).model_options(...)`` is what it asks of the rest.
+
+    ``stream`` comes from :func:`build_stream`. Without it, ``p=learn`` is an exponent of this connection alone.
 
     Raises:
-        ValueError: an unknown scheme or option, a layer_idx outside the model, or ``reproject=true`` without a stream.
+        ValueError: an unknown scheme or option, a layer_idx or sublayer outside the model, or ``reproject=true``
+            without a stream.
+        TypeError: the old ``layer``, which counted from 1.
     """
     if not 0 <= layer_idx < n_layer:
         raise ValueError(f"layer_idx = {layer_idx}: blocks are counted from 0 to n_layer - 1 = {n_layer - 1}")
-    return parse_scheme(spec).connection(dim, layer_idx=layer_idx, n_layer=n_layer, sublayer=sublayer, stream=stream)
+    if sublayer not in range(SUBLAYERS_PER_LAYER):
+        raise ValueError(f"sublayer = {sublayer}: a block has sublayer 0 (attention) and 1 (MLP)")
+    return parse_scheme(scheme).connection(dim, layer_idx=layer_idx, n_layer=n_layer, sublayer=sublayer, stream=stream)
 
 
 def _option_types(cls: type[Scheme]) -> dict[str, Any]:
@@ -138,8 +158,8 @@ def _text(value: Any) -> str:
     return short if float(short) == value else repr(value)
 
 
-def _value(hint: Any, text: str, spec: str, key: str) -> Any:
-    """``text`` as the first type of ``hint`` that takes it."""
+def _value(hint: Any, text: str, scheme: str, key: str) -> Any:
+    """``text`` as the first type of ``hint`` that can read it."""
     alternatives = (
         typing.get_args(hint)
         if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
@@ -157,7 +177,7 @@ def _value(hint: Any, text: str, spec: str, key: str) -> Any:
                 continue
             if not math.isnan(number):
                 return number
-    raise ValueError(f"scheme {spec!r}: {key} = {text!r} does not fit; it takes {_allowed(alternatives)}")
+    raise ValueError(f"scheme {scheme!r}: {key} = {text!r} does not fit; it takes {_allowed(alternatives)}")
 
 
 def _allowed(alternatives: tuple[Any, ...]) -> str:

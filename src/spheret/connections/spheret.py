@@ -3,12 +3,12 @@ r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the updat
     w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p)
     h' = cos(theta) h + sin(theta) |h| w/|w|
 
-p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` is
-kept exactly; it is set once, behind the embedding, by a ScaleNorm with one learnable radius. lambda_l = 1/sqrt(l), l
-the block, counted from 1. Beyond p = 2 a large step can rotate past the antipode.
+p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` does
+not change; a ScaleNorm with one learned radius sets it once, after the embedding. lambda_l = 1/sqrt(l), where l counts
+the blocks from 1. Beyond p = 2 a large step can rotate past the antipode.
 
-The paper leaves open where alpha starts, how it is parametrised, the initial weight scale and the final norm; the
-defaults here are chosen on measurements (docs/log.md, benchmarks/results/defaults); ``preset=paper`` selects the
+The paper leaves open where alpha starts, how it is parametrised, the initial weight scale and the final norm. The
+defaults here are chosen on measurements (docs/log.md, benchmarks/results/defaults). ``preset=paper`` selects the
 closest reading of the paper's text.
 """
 
@@ -22,21 +22,29 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, InitRule, Scheme, Stream, tied_embedding_std
-from spheret.connections.scalars import LearnedExponent, StepSize, check_start
-from spheret.connections.stream import SphereStream
+from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream, counts_from_zero
+from spheret.connections.learned import LearnedExponent, Radius, StepSize, check_start
+from spheret.connections.norms import build_norm
+from spheret.connections.options import InitRule, tied_embedding_std
 from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import rotate, scale_norm
 
+AlphaForm = Literal["raw", "softplus"]
+Count = Literal["block", "sublayer"]
 Decay = Literal["inv-sqrt", "inv", "none"]
+FinalNorm = Literal["layernorm", "none"]
+UpdateNorm = Literal["none", "rms"]
 LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
-# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head (reference notes
-# Q4-Q9).
+# The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head.
 PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}
 
 
 def decay_factor(decay: str, index: int) -> float:
-    """lambda_l for the 1-based index l: ``inv-sqrt`` 1/sqrt(l), ``inv`` 1/l, ``none`` 1."""
+    """lambda_l for the index l, counted from 1: ``inv-sqrt`` is 1/sqrt(l), ``inv`` 1/l, ``none`` 1.
+
+    Raises:
+        ValueError: an unknown ``decay``.
+    """
     factors = {"inv-sqrt": index**-0.5, "inv": 1 / index, "none": 1.0}
     if decay not in factors:
         raise ValueError(f"decay {decay!r}: choose one of {', '.join(factors)}")
@@ -46,9 +54,10 @@ def decay_factor(decay: str, index: int) -> float:
 def default_alpha(n_layer: int) -> float:
     """Where alpha starts: ``2 / sqrt(L)``, at most 1.
 
-    With lambda_l = 1/sqrt(l) the steps of all 2L sublayers then sum to about 8 at every depth. That sum decides:
-    early in training every update aligns with the mean state, a sublayer multiplies the rest of a token's signal by
-    ``1 - s c``, and a start of 1 (sum ``4 sqrt(L)``) collapses from 24 layers on, as a start of 1/2 does at 72.
+    With lambda_l = 1/sqrt(l) the steps of all 2L sublayers then sum to about 8 at every depth. This sum decides
+    whether a deep model trains. Early in training every update aligns with the mean state, and a sublayer multiplies
+    the rest of a token's signal by ``1 - s c`` (s its step, c the cosine of update and mean state). A start of 1, whose
+    steps sum to ``4 sqrt(L)``, collapses from 24 layers on; a start of 1/2 collapses at 72 layers.
     """
     return min(1.0, 2 / math.sqrt(n_layer))
 
@@ -56,53 +65,71 @@ def default_alpha(n_layer: int) -> float:
 class SpheretNorm(Connection):
     """Drop-in residual connection ``conn(h, f) -> h'`` that keeps the norm of ``h``.
 
+    Every default is that of the scheme ``spheret`` at the same depth.
+
     Args:
         p: exponent in (0, inf].
         layer_idx: index of the block, from 0; the equations' l is layer_idx + 1.
-        alpha: initial step size.
+        n_layer: number of blocks in the model; needed where ``alpha`` is None.
+        sublayer: 0 or 1; matters where ``count`` is ``sublayer``.
+        alpha: initial step size; None: 2/sqrt(n_layer), at most 1.
         learn_p: learn the exponent, starting at ``p``.
-        decay: ``inv-sqrt`` (the paper's), ``inv`` or ``none``.
-        alpha_form: ``raw`` or ``softplus``.
-        project: take the tangent part of the update; False adds the update as it is and projects the sum back onto
-            the sphere.
-        update_norm: ``rms`` divides the update by its root mean square first, ``none`` leaves it.
-        exponent: one learned exponent that connections share.
+        decay: how lambda_l falls with l: ``inv-sqrt`` (the paper's), ``inv`` or ``none``.
+        count: what l counts: ``block`` or ``sublayer``.
+        alpha_form: ``raw`` learns alpha itself, ``softplus`` learns a with alpha = softplus(a).
+        project: take the tangent part of the update. False adds the whole update and projects the sum back onto the
+            sphere.
+        update_norm: ``rms`` divides the update by its root mean square first, ``none`` does not.
+        exponent: one learned exponent that several connections share.
         radius: a module that returns the radius to re-project onto; None keeps the norm of ``h``.
+
+    Raises:
+        ValueError: a value out of range, or neither ``alpha`` nor ``n_layer``.
+        TypeError: the old ``layer``, which counted from 1.
     """
 
+    @counts_from_zero
     def __init__(
         self,
         p: float = 1.0,
         *,
         layer_idx: int = 0,
-        alpha: float = 1.0,
+        n_layer: int | None = None,
+        sublayer: int = 0,
+        alpha: float | None = None,
         learn_p: bool = False,
-        decay: str = "inv-sqrt",
-        alpha_form: str = "raw",
+        decay: Decay = "inv-sqrt",
+        count: Count = "block",
+        alpha_form: AlphaForm = "raw",
         project: bool = True,
-        update_norm: str = "none",
+        update_norm: UpdateNorm = "none",
         exponent: LearnedExponent | None = None,
         radius: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if layer_idx < 0:
-            raise ValueError(f"layer_idx = {layer_idx}: blocks are counted from 0")
+        if layer_idx < 0 or (n_layer is not None and layer_idx >= n_layer):
+            raise ValueError(f"layer_idx = {layer_idx}: blocks are counted from 0{_last(n_layer)}")
         if not p > 0:
             raise ValueError(f"p = {p}: the exponent must lie in (0, inf]")
         if learn_p and math.isinf(p):
             raise ValueError("p = inf cannot be learned: start at a finite p, for example p=2, learn_p=True")
         if update_norm not in ("none", "rms"):
             raise ValueError(f"update_norm {update_norm!r}: choose none or rms")
-        self.p, self.project, self.update_norm = float(p), project, update_norm
-        self.step = StepSize(alpha, decay_factor(decay, layer_idx + 1), alpha_form)
+        if count not in ("block", "sublayer"):
+            raise ValueError(f"count {count!r}: choose block or sublayer")
+        index = layer_idx if count == "block" else SUBLAYERS_PER_LAYER * layer_idx + sublayer
+        lambda_l = decay_factor(decay, index + 1)
+        if alpha is None:
+            if n_layer is None:
+                raise ValueError(
+                    "n_layer is missing: alpha starts at 2/sqrt(n_layer); give the number of blocks, or alpha"
+                )
+            alpha = default_alpha(n_layer)
+        self.p, self.layer_idx, self.project, self.update_norm = float(p), layer_idx, project, update_norm
+        self.step = StepSize(alpha, lambda_l, alpha_form)
         self.exponent = LearnedExponent(self.p) if learn_p else None
-        # Shared modules belong to the stream: held in a tuple, they are not registered a second time here.
+        # Shared modules belong to the stream. A tuple keeps them from being registered a second time here.
         self._shared = (exponent, radius)
-
-    def reset_parameters(self) -> None:
-        self.step.reset_parameters()
-        if self.exponent is not None:
-            self.exponent.reset_parameters()
 
     def current_p(self) -> float | Tensor:
         """The exponent in use, a float or a tensor of shape (1,)."""
@@ -117,7 +144,7 @@ class SpheretNorm(Connection):
         return None if self._shared[1] is None else self._shared[1]()
 
     def update(self, f: Tensor) -> Tensor:
-        """The sublayer's output as it enters the retraction."""
+        """What enters the retraction: the sublayer output ``f``, divided by its root mean square where asked for."""
         if self.update_norm == "none":
             return f
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
@@ -149,21 +176,16 @@ class SpheretNorm(Connection):
         return self._rotate(h, self.update(f), self.current_radius(), sublayer_dtype(h))
 
     def extra_repr(self) -> str:
-        return f"p={self.p:g}, project={self.project}, update_norm={self.update_norm}"
+        """p, whether it is learned, where alpha starts, and the block."""
+        learned = "start, shared" if self._shared[0] is not None else "start, learned"
+        p = f"p={self.p:g}" + (f" ({learned})" if self._shared[0] or self.exponent else "")
+        changed = "" if self.project else ", project=False"
+        changed += "" if self.update_norm == "none" else f", update_norm={self.update_norm}"
+        return f"{p}, alpha={self.step.start:.4g} (start), layer_idx={self.layer_idx}{changed}"
 
 
-class ProjSpheretNorm(SpheretNorm):
-    """p = 1: the metric (gnomonic) projection."""
-
-    def __init__(self, *, layer_idx: int = 0, **options: float | bool | str) -> None:
-        super().__init__(1.0, layer_idx=layer_idx, **options)  # type: ignore[arg-type]
-
-
-class CaySpheretNorm(SpheretNorm):
-    """p = 2: the Cayley (stereographic) retraction."""
-
-    def __init__(self, *, layer_idx: int = 0, **options: float | bool | str) -> None:
-        super().__init__(2.0, layer_idx=layer_idx, **options)  # type: ignore[arg-type]
+def _last(n_layer: int | None) -> str:
+    return "" if n_layer is None else f" to n_layer - 1 = {n_layer - 1}"
 
 
 def sublayer_dtype(h: Tensor) -> torch.dtype:
@@ -173,8 +195,10 @@ def sublayer_dtype(h: Tensor) -> torch.dtype:
 
 
 def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, radius: Tensor | None) -> Tensor:
-    """``r normalise(C h + S alpha f)`` with the whole of ``f``, radial part included; at p = 1 this is ``r normalise(h
-    + alpha f)``."""
+    """``r normalise(C h + S alpha f)`` with the whole of ``f``, radial part included; (..., d) in the dtype of ``h``.
+
+    At p = 1 this is ``r normalise(h + alpha f)``.
+    """
     dtype = compute_dtype(h, f)
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, alpha).beta, p)
@@ -182,15 +206,120 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
     return scale_norm(moved, norm(x) if radius is None else radius).to(h.dtype)
 
 
+class SphereStream(Stream):
+    """The two ends of a stream on a sphere: ScaleNorm after the embedding, a norm (or none) before the head.
+
+    ``enter`` is ``g x / |x|``: ScaleNorm (arXiv 1910.05895), applied once, the "modified ScaleNorm in the first layer"
+    of arXiv 2608.02668.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        learn_radius: bool = True,
+        final_norm: FinalNorm = "layernorm",
+        exponent: LearnedExponent | None = None,
+        learns_exponents: bool = False,
+    ) -> None:
+        super().__init__()
+        self.learns_exponents = learns_exponents
+        self.radius = Radius(dim, learn_radius)
+        self.exponent = exponent  # the one exponent that all connections of a model share, or None
+        self.final_norm = build_norm(final_norm, dim)
+
+    def enter(self, h: Tensor) -> Tensor:
+        return scale_norm(h, self.radius()).to(h.dtype)
+
+    def exit(self, h: Tensor) -> Tensor:
+        return h if self.final_norm is None else self.final_norm(h)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Clamp learned exponents that left their range."""
+        for module in model.modules() if self.learns_exponents else ():
+            if isinstance(module, LearnedExponent):
+                module.bound()
+
+
+class ProjSpheretNorm(SpheretNorm):
+    """p = 1: the metric (gnomonic) projection. Arguments as for :class:`SpheretNorm`; defaults of ``proj``."""
+
+    @counts_from_zero
+    def __init__(
+        self,
+        *,
+        layer_idx: int = 0,
+        n_layer: int | None = None,
+        sublayer: int = 0,
+        alpha: float | None = None,
+        learn_p: bool = False,
+        decay: Decay = "inv-sqrt",
+        count: Count = "block",
+        alpha_form: AlphaForm = "raw",
+        project: bool = True,
+        update_norm: UpdateNorm = "none",
+        radius: nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            1.0,
+            layer_idx=layer_idx,
+            n_layer=n_layer,
+            sublayer=sublayer,
+            alpha=alpha,
+            learn_p=learn_p,
+            decay=decay,
+            count=count,
+            alpha_form=alpha_form,
+            project=project,
+            update_norm=update_norm,
+            radius=radius,
+        )
+
+
+class CaySpheretNorm(SpheretNorm):
+    """p = 2: the Cayley (stereographic) retraction. Arguments as for :class:`SpheretNorm`; defaults of ``cay``."""
+
+    @counts_from_zero
+    def __init__(
+        self,
+        *,
+        layer_idx: int = 0,
+        n_layer: int | None = None,
+        sublayer: int = 0,
+        alpha: float | None = None,
+        learn_p: bool = False,
+        decay: Decay = "inv-sqrt",
+        count: Count = "block",
+        alpha_form: AlphaForm = "raw",
+        project: bool = True,
+        update_norm: UpdateNorm = "none",
+        radius: nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            2.0,
+            layer_idx=layer_idx,
+            n_layer=n_layer,
+            sublayer=sublayer,
+            alpha=alpha,
+            learn_p=learn_p,
+            decay=decay,
+            count=count,
+            alpha_form=alpha_form,
+            project=project,
+            update_norm=update_norm,
+            radius=radius,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpheretScheme(Scheme):
     """Options of ``spheret:...``.
 
     Attributes:
-        p: the exponent, a number in (0, inf]; learn (one for the model) or learn-per-layer (one for every connection).
+        p: the exponent: a number in (0, inf], learn (one for the model) or learn-per-layer (one for every connection).
         p_start: where a learned exponent starts.
         alpha: where the step size starts; by default 2/sqrt(L), at most 1.
-        alpha_form: raw learns alpha itself, softplus learns a with alpha = softplus(a), always positive.
+        alpha_form: raw learns alpha itself, softplus learns a with alpha = softplus(a), which is positive.
         decay: lambda_l, the factor on the step at depth l: inv-sqrt is 1/sqrt(l), inv 1/l, none 1.
         count: whether l counts blocks or sublayers.
         project: false adds the whole update, its radial part included, and projects the sum back onto the sphere.
@@ -205,8 +334,11 @@ class SpheretScheme(Scheme):
     name: ClassVar[str] = "spheret"
     equation: ClassVar[str] = """w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p)
 h' = cos(theta) h + sin(theta) |h| w/|w|"""
-    placement: ClassVar[str] = "ScaleNorm behind the embedding, LayerNorm (or none) before the head; |h| never changes"
-    cost: ClassVar[str] = "9 units, 3 forward and 6 backward, in the compiled loops; 121 units in plain PyTorch"
+    placement: ClassVar[str] = "ScaleNorm after the embedding, LayerNorm (or none) before the head; |h| never changes"
+    cost: ClassVar[str] = (
+        "9 units: 3 forward (read h and f, write h'), 6 backward (read h, f and the two gradients of h', write two "
+        "gradients), in one kernel each; without a compiled kernel, every step of the formula is an operation"
+    )
     source: ClassVar[str] = "arXiv 2608.02668"
     keeps_norm: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": PAPER}
@@ -215,14 +347,14 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     p: float | Literal["learn", "learn-per-layer"] = 1.0
     p_start: float = 1.0
     alpha: float | None = None
-    alpha_form: Literal["raw", "softplus"] = "raw"
+    alpha_form: AlphaForm = "raw"
     decay: Decay = "inv-sqrt"
-    count: Literal["block", "sublayer"] = "block"
+    count: Count = "block"
     project: bool = True
-    update_norm: Literal["none", "rms"] = "none"
+    update_norm: UpdateNorm = "none"
     reproject: bool = False
     learn_radius: bool = True
-    final_norm: Literal["layernorm", "none"] = "layernorm"
+    final_norm: FinalNorm = "layernorm"
     gain: float = 1.0
     embedding_gain: float = 1.0
 
@@ -235,13 +367,13 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         if not isinstance(self.p, str) and self.p_start != 1:
             raise ValueError(
                 f"p_start = {self.p_start:g} says where a learned exponent starts, but p = {self.p:g} is fixed: "
-                f"write p={LEARN} or p={LEARN_PER_LAYER}, or leave p_start away"
+                f"write p={LEARN} or p={LEARN_PER_LAYER}, or omit p_start"
             )
         check_start(self.p_start)
 
     @property
     def summary(self) -> str:
-        """What this exponent means; all members of the family differ in it alone."""
+        """What this exponent means: the members of the family differ in it alone."""
         if isinstance(self.p, str):
             where = "one p for the model" if self.p == LEARN else "a p for every connection"
             return f"p-SpheretNorm with {where}, learned, starting at {self.p_start:g}: theta = p arctan(beta/p)"
@@ -269,17 +401,19 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         if self.reproject and shared is None:
             raise ValueError(
                 "reproject=true: the radius to project onto belongs to the stream; build it once, stream = "
-                "spheret.connections.parse_scheme(...).stream(dim, n_layer), use stream.enter behind the embedding, "
+                "spheret.build_stream(scheme, dim=dim, n_layer=n_layer), use stream.enter after the embedding, "
                 "and give stream=stream to every connection; or give SpheretNorm a radius"
             )
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
-        index = layer_idx if self.count == "block" else SUBLAYERS_PER_LAYER * layer_idx + sublayer
         return SpheretNorm(
             self.p_start if isinstance(self.p, str) else float(self.p),
-            layer_idx=index,
-            alpha=default_alpha(n_layer) if self.alpha is None else self.alpha,
+            layer_idx=layer_idx,
+            n_layer=n_layer,
+            sublayer=sublayer,
+            alpha=self.alpha,
             learn_p=own_p,
             decay=self.decay,
+            count=self.count,
             alpha_form=self.alpha_form,
             project=self.project,
             update_norm=self.update_norm,

@@ -1,22 +1,22 @@
 """Causal self-attention in nanoGPT's layout: one packed projection for q, k and v, one output projection.
 
-On request queries and keys are normalised head by head, by an RMSNorm with a gain in front of the rotation (as in
-Qwen3) or to norm 1 times a learned scale behind it (as in nGPT), and rotated by their positions.
+Options normalise queries and keys head by head, and rotate them by their positions. The norm is an RMSNorm with a gain
+before the rotation (as in Qwen3), or norm 1 times a learned scale after it (as in nGPT).
 """
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spheret.connections.learned import ScaledVector
+from spheret.connections.norms import RMSNorm
 from spheret.connections.options import Factors, ModelOptions
-from spheret.connections.rms import RMSNorm
-from spheret.connections.scaled_vector import ScaledVector
 from spheret.kernels import unit
-from spheret.models.factors import scale_rows, times
-from spheret.models.rope import rope_angles, rotate
+from spheret.models.weights import scale_outputs, times
 
 
 class CausalSelfAttention(nn.Module):
@@ -42,13 +42,13 @@ class CausalSelfAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim) if rms else None
         self.k_norm = RMSNorm(self.head_dim) if rms else None
         self.qk_scale = ScaledVector(dim, options.qk_scale) if options.qk_norm == "l2" else None
-        # Of vectors of norm 1 the product is a cosine, which sqrt(d_h) brings to the spread of the usual scores.
+        # The product of two vectors of norm 1 is a cosine; times sqrt(d_h), it spreads as the usual scores do.
         unit_norm = options.qk_norm == "l2" or (options.qk_norm == "none" and options.unit_heads)
         self.softmax_scale = math.sqrt(self.head_dim) if unit_norm else None
         self.resid_dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
-        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        """Axis of the residual stream in each weight; see ``connections.weights``."""
         return {"c_attn.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,12 +69,12 @@ class CausalSelfAttention(nn.Module):
 
     def fold(self) -> None:
         """Multiply the factors into the weights."""
-        scale_rows(self.c_attn, self.factors.qkv)
-        scale_rows(self.c_proj, self.factors.attn_out)
+        scale_outputs(self.c_attn, self.factors.qkv)
+        scale_outputs(self.c_proj, self.factors.attn_out)
         self.factors = Factors()
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalise and rotate queries and keys (B, heads, T, d_h), back in their own dtype."""
+        """Normalise and rotate queries and keys (B, heads, T, d_h); the results have the dtype of ``q``."""
         dtype = q.dtype
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -85,3 +85,25 @@ class CausalSelfAttention(nn.Module):
             scale = self.qk_scale().view(self.n_head, 1, self.head_dim)
             q, k = scale * unit(q), scale * unit(k)
         return q.to(dtype), k.to(dtype)
+
+
+def rope_angles(length: int, head_dim: int, *, base: float = 10_000.0, device: torch.device | None = None) -> Tensor:
+    """Angles (length, head_dim / 2) of positions 0 .. length - 1, in radians.
+
+    They are float32: bfloat16 cannot tell position 256 from 257.
+    """
+    plane = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    return torch.outer(torch.arange(length, dtype=torch.float32, device=device), base ** (-plane / head_dim))
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """``x`` (..., length, d_h) with every position rotated by its ``angles`` (length, d_h / 2), in float32 or better.
+
+    Rotary positions (RoFormer, arXiv 2104.09864): position m rotates the plane (x_i, x_{i + d_h/2}) of a head by the
+    angle ``m base^(-2i/d_h)``, i = 0 .. d_h/2 - 1. Norms are kept, and <R_m q, R_n k> depends on m - n alone. Planes
+    pair the two halves of a head, as in GPT-NeoX, LLaMA and the transformers library. (The code of nGPT pairs
+    neighbours and multiplies them by (cos, sin) without forming the sum, which is not a rotation.)
+    """
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -1,105 +1,34 @@
-"""GPT in nanoGPT's architecture, with the residual connection received from outside.
+"""GPT in nanoGPT's architecture, with residual connections that it receives from its scheme.
 
-Learned positions, packed attention, GELU MLP, tied head, no biases unless asked for: by the configuration, or by a
-scheme that is more than its connections. Every residual goes through a connection
-(``h = connection.combine(h, sublayer(connection.branch_input(h)))``); which one, the model does not know.
+Learned positions, packed attention, GELU MLP, tied head, no biases, unless the configuration or the scheme asks for
+something else. Every residual goes through a connection, ``h = connection(h, sublayer(connection.branch_input(h)))``.
+The model does not know which scheme it runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spheret.connections import Connection, parse_scheme
-from spheret.connections.options import ModelOptions
-from spheret.connections.scaled_vector import ScaledVector
+from spheret.connections.learned import ScaledVector
 from spheret.geometry import compute_dtype
 from spheret.models.attention import CausalSelfAttention
-from spheret.models.init import WeightScales, initialise
-from spheret.models.mlp import build_mlp
-from spheret.models.options import CHOICES, check_choice, resolve
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Shape of a GPT.
-
-    Attributes:
-        n_layer: blocks, each an attention and an MLP sublayer.
-        n_head: attention heads.
-        n_embd: width d of the hidden state.
-        block_size: longest context, tokens.
-        vocab_size: rows of the embedding and of the tied head.
-        scheme: name of the residual scheme, for example ``spheret:p=1``.
-        dropout: probability, everywhere nanoGPT has one.
-        bias: biases in the linear layers (normalisation biases are the scheme's option).
-        init: ``auto`` (width-aware, as the scheme wants it) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2
-            n_layer); the scheme's ``gain``, ``embedding_gain`` and ``residual`` then have no say).
-        positions: ``learned`` embeddings, ``rope``, or ``auto``: what the scheme wants, learned for a scheme that is
-            only a connection.
-        mlp: ``gelu`` (d -> 4d -> d), ``swiglu`` (d -> 2 x 4d -> d, half as many parameters again) or ``auto`` (gelu).
-        qk_norm: of queries and keys: ``none``, ``rms``, ``l2`` or ``auto`` (none).
-        head: ``tied`` to the token embedding, ``untied`` or ``auto`` (tied).
-        rope_base: base of the rotary positions' wavelengths.
-        folded: the scheme's constant factors are in the weights already; see ``spheret.models.fold_factors``.
-    """
-
-    n_layer: int = 6
-    n_head: int = 4
-    n_embd: int = 128
-    block_size: int = 128
-    vocab_size: int = 50304
-    scheme: str = "pre-ln"
-    dropout: float = 0.0
-    bias: bool = False
-    init: str = "auto"
-    positions: str = "auto"
-    mlp: str = "auto"
-    qk_norm: str = "auto"
-    head: str = "auto"
-    rope_base: float = 10_000.0
-    folded: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: it must be at least 1")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd = {self.n_embd} is not a multiple of n_head = {self.n_head}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout}: it must lie in [0, 1)")
-        if self.init not in ("auto", "nanogpt"):
-            raise ValueError(f"init = {self.init!r}: choose auto or nanogpt")
-        for name in CHOICES:
-            check_choice(name, getattr(self, name))
-        if not self.rope_base > 1:
-            raise ValueError(f"rope_base = {self.rope_base}: it must be above 1; 10000 is common")
-        self.options()
-
-    def options(self) -> ModelOptions:
-        """The model around the connections: what the scheme asks for, with what is chosen here in its place."""
-        head_dim = self.n_embd // self.n_head
-        wanted = parse_scheme(self.scheme).model_options(self.n_embd, head_dim)
-        options = resolve(wanted, {name: getattr(self, name) for name in CHOICES}, self.scheme, self.folded)
-        if options.positions == "rope" and head_dim % 2:
-            raise ValueError(
-                f"n_embd = {self.n_embd}, n_head = {self.n_head}: rotary positions need heads of even width, "
-                f"not {head_dim}"
-            )
-        return options
+from spheret.models.config import GPTConfig
+from spheret.models.mlp import SwiGLU, build_mlp
+from spheret.models.weights import WeightScales, initialise
 
 
 class Block(nn.Module):
-    """Two sublayers, each behind its connection."""
+    """Attention and MLP, each with its connection. All blocks of a model run the same code, so those that are compiled
+    one by one share a graph."""
 
-    def __init__(
-        self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection, *, last: bool = False
-    ) -> None:
+    def __init__(self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection) -> None:
         super().__init__()
-        self.last = last
         options = config.options()
         self.attn = CausalSelfAttention(
             config.n_embd,
@@ -114,18 +43,18 @@ class Block(nn.Module):
         self.mlp_connection = mlp_connection
 
     def sublayers(self) -> tuple[tuple[str, nn.Module, Connection], ...]:
-        """Name, branch and connection of each sublayer, in order."""
+        """Name, module and connection of each sublayer, in order."""
         return ("attn", self.attn, self.attn_connection), ("mlp", self.mlp, self.mlp_connection)
 
-    def forward(self, h: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream (B, T, d), and the same numbers for the first sublayer to read; see
-        :meth:`Connection.combine_and_split`."""
-        h, read = self.attn_connection.combine_and_split(h, self.attn(self.attn_connection.branch_input(read)))
-        f = self.mlp(self.mlp_connection.branch_input(read))
-        if not self.last:
-            return self.mlp_connection.combine_and_split(h, f)
-        h = self.mlp_connection(h, f)  # the head is the only reader
-        return h, h
+    def forward(self, h: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """(stream, branch) before the block -> (stream, branch) after it, each (B, T, d).
+
+        Both hold the same numbers: connections read the stream, sublayers the branch; see :meth:`Connection.forward`.
+        """
+        h, branch = self.attn_connection(h, self.attn(self.attn_connection.branch_input(branch)), split=True)
+        f = self.mlp(self.mlp_connection.branch_input(branch))
+        stream, branch = self.mlp_connection(h, f, split=True)
+        return stream, branch
 
 
 class GPT(nn.Module):
@@ -141,8 +70,7 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.stream = self.scheme.stream(config.n_embd, config.n_layer)
         self.blocks = nn.ModuleList(
-            Block(config, self._connection(i, 0), self._connection(i, 1), last=i == config.n_layer - 1)
-            for i in range(config.n_layer)
+            Block(config, self._connection(i, 0), self._connection(i, 1)) for i in range(config.n_layer)
         )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False) if options.head == "untied" else None
         scale = options.logit_scale
@@ -160,7 +88,7 @@ class GPT(nn.Module):
 
         Args:
             idx: (B, T) int64 token ids, T at most ``block_size``.
-            targets: (B, T) int64, -1 where no loss is taken.
+            targets: (B, T) int64, -1 where there is no loss.
 
         Returns:
             logits (B, T, vocab_size) and the mean cross entropy in nats per target, or None without targets.
@@ -168,9 +96,9 @@ class GPT(nn.Module):
         Raises:
             ValueError: T is longer than the model's context.
         """
-        h = read = self.embed(idx)
+        h = branch = self.embed(idx)
         for block in self.blocks:
-            h, read = block(h, read)
+            h, branch = block(h, branch)
         logits = self.logits(h)
         if targets is None:
             return logits, None
@@ -191,7 +119,7 @@ class GPT(nn.Module):
         return self.stream.enter(self.drop(h))
 
     def logits(self, h: Tensor) -> Tensor:
-        """The residual stream (..., n_embd) behind the last block -> logits (..., vocab_size)."""
+        """The residual stream (..., n_embd) after the last block -> logits (..., vocab_size)."""
         weight = self.wte.weight if self.lm_head is None else self.lm_head.weight
         if self.logit_scale is not None:  # on the rows of the head: cheaper than on the logits of every token
             weight = (self.logit_scale().unsqueeze(-1) * weight).to(weight.dtype)
@@ -212,7 +140,7 @@ class GPT(nn.Module):
         self.stream.after_init(self)
 
     def stream_axes(self) -> dict[str, int]:
-        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        """Axis of the residual stream in each weight; see ``connections.weights``."""
         ends = {"wte": self.wte, "wpe": self.wpe, "lm_head": self.lm_head}
         return {f"{name}.weight": 1 for name, module in ends.items() if module is not None}
 
@@ -220,13 +148,28 @@ class GPT(nn.Module):
         """Apply the scheme's weight constraint; call after every optimizer step.
 
         Raises:
-            ValueError: the factors are folded into the weights, which the constraint is not for.
+            ValueError: the factors are folded into the weights, to which the constraint does not apply.
         """
         if self.config.folded:
             raise ValueError("folded = True: a model with folded factors is for inference; train the one it came from")
         self.stream.after_step(self)
 
     def num_parameters(self, embeddings: bool = True) -> int:
-        """Number of parameters; position embeddings are left out with ``embeddings=False``, as nanoGPT counts."""
+        """Number of parameters; ``embeddings=False`` omits position embeddings, as nanoGPT counts."""
         total = sum(p.numel() for p in self.parameters())
         return total if embeddings or self.wpe is None else total - self.wpe.weight.numel()
+
+
+@torch.no_grad()
+def fold_factors(model: GPT) -> GPT:
+    """A copy of ``model`` for inference: the same logits, with the constant factors multiplied into the weights.
+
+    ``config.folded`` is True in the copy. It is not for training, since the scheme's constraint does not hold for its
+    weights: its ``after_step`` raises.
+    """
+    folded = copy.deepcopy(model)
+    for module in folded.modules():
+        if isinstance(module, CausalSelfAttention | SwiGLU):
+            module.fold()
+    folded.config = replace(model.config, folded=True)
+    return folded

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spheret.connections.learned import ScaledVector
 from spheret.connections.options import Factors, ModelOptions, Scaling
-from spheret.connections.scaled_vector import ScaledVector
-from spheret.models.factors import scale_rows, times
+from spheret.models.weights import scale_outputs, times
 
 HIDDEN = 4  # hidden units, in units of the width
 
 
 class MLP(nn.Module):
-    """(..., d) -> (..., d)."""
+    """GPT-2's MLP, (..., d) -> (..., d)."""
 
     def __init__(self, dim: int, *, dropout: float = 0.0, bias: bool = False) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
-        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        """Axis of the residual stream in each weight; see ``connections.weights``."""
         return {"c_fc.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     """``W_d (u silu(v))`` with (u, v) the halves of ``W x`` (Shazeer, arXiv 2002.05202), (..., d) -> (..., d).
 
-    ``scale`` puts a learned vector on both halves; ``factors`` are the constants ``up`` on u, ``gate`` on v and
+    ``scale`` is for a learned vector on both halves; ``factors`` are the constants ``up`` on u, ``gate`` on v and
     ``down`` on the output.
     """
 
@@ -54,7 +54,7 @@ class SwiGLU(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
-        """Axis of the residual stream in each weight; see ``connections.constraints``."""
+        """Axis of the residual stream in each weight; see ``connections.weights``."""
         return {"c_fc.weight": 1, "c_proj.weight": 0}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,15 +67,15 @@ class SwiGLU(nn.Module):
 
     def fold(self) -> None:
         """Multiply the factors into the weights."""
-        rows = torch.full_like(self.c_fc.weight[:, 0], self.factors.up)
-        rows[len(rows) // 2 :] = self.factors.gate
-        scale_rows(self.c_fc, rows)
-        scale_rows(self.c_proj, self.factors.down)
+        outputs = torch.full_like(self.c_fc.weight[:, 0], self.factors.up)
+        outputs[len(outputs) // 2 :] = self.factors.gate
+        scale_outputs(self.c_fc, outputs)
+        scale_outputs(self.c_proj, self.factors.down)
         self.factors = Factors()
 
 
 def build_mlp(dim: int, options: ModelOptions, *, dropout: float, bias: bool) -> nn.Module:
-    """The feed-forward sublayer that ``options`` ask for."""
+    """The MLP that ``options`` ask for."""
     if options.mlp == "gelu":
         return MLP(dim, dropout=dropout, bias=bias)
     return SwiGLU(dim, dropout=dropout, bias=bias, scale=options.mlp_scale, factors=options.factors)

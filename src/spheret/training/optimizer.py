@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from spheret.connections.base import ParameterRole, parameter_roles
+from spheret.connections import ParameterRole, parameter_roles
 
 ScheduleKind = Literal["cosine", "wsd", "constant"]
 

@@ -1,5 +1,8 @@
-"""Learnable scalars of a connection: the step size and the exponent. Both are float32 of shape (1,): sharding rejects
-0-d parameters, and a bfloat16 scalar near 1 does not move by steps of 1e-3."""
+"""Learned scalars and vectors of a scheme: step sizes, exponents, radii, scales.
+
+All are float32, whatever the model is cast to: a bfloat16 number near 1 does not move by steps of 1e-3. A scalar has
+shape (1,), since sharding rejects 0-d parameters.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spheret.connections.base import ParameterRole
+from spheret.connections.options import Scaling
+from spheret.connections.weights import ParameterRole
 from spheret.geometry import LOG_P_RANGE, exponent_from_log
 
 
@@ -35,7 +39,7 @@ class Float32Module(nn.Module):
 
 
 class LearnedScalar(Float32Module):
-    """One learnable number, as it is."""
+    """One learned number, stored as it is."""
 
     def __init__(self, start: float) -> None:
         super().__init__()
@@ -54,11 +58,11 @@ class LearnedScalar(Float32Module):
 
 
 class StepSize(Float32Module):
-    """``step = alpha * lambda``: a learnable scalar times a fixed decay over depth (arXiv 2608.02668).
+    """``step = alpha lambda_l``: a learned scalar times a constant of the layer (arXiv 2608.02668).
 
     Args:
         start: initial value of alpha.
-        lambda_l: the factor of this layer, a Python float: right after every way of loading a model.
+        lambda_l: the constant of this layer, a Python float: no way of loading a model can lose it.
         form: ``raw`` learns alpha itself; ``softplus`` learns ``a`` with ``alpha = softplus(a)``, always positive.
     """
 
@@ -82,6 +86,7 @@ class StepSize(Float32Module):
         return {"weight": ParameterRole(decay=False)}
 
     def alpha(self) -> Tensor:
+        """The learned factor, shape (1,)."""
         return F.softplus(self.weight) if self.form == "softplus" else self.weight
 
     def forward(self) -> Tensor:
@@ -89,9 +94,9 @@ class StepSize(Float32Module):
 
 
 class LearnedExponent(Float32Module):
-    """A learnable exponent ``p = exp(rho)``; d(loss)/dp is cubic in the angle, so rho has its own learning-rate
-    factor."""
+    """A learned exponent ``p = exp(rho)``, where rho is the parameter ``log_p``."""
 
+    # The gradient of the loss with respect to p is cubic in the angle, so small angles need a larger learning rate.
     LR_SCALE = 10.0
 
     def __init__(self, start: float = 1.0) -> None:
@@ -109,9 +114,68 @@ class LearnedExponent(Float32Module):
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Bring rho back into its range. Outside, where p changes nothing, Adam would carry it on and on, and the way
-        back would be as long."""
+        """Clamp rho to its range. Outside the range p does not change, so Adam would carry rho further and further
+        away, and the way back would be as long."""
         self.log_p.clamp_(*LOG_P_RANGE)
 
     def forward(self) -> Tensor:
         return exponent_from_log(self.log_p)
+
+
+class Radius(Float32Module):
+    """The sphere's radius: one scalar, initially sqrt(d), so that a hidden state has root mean square 1."""
+
+    def __init__(self, dim: int, learn: bool = True) -> None:
+        super().__init__()
+        self.start = math.sqrt(dim)
+        self.gain = nn.Parameter(torch.empty(1, dtype=torch.float32), requires_grad=learn)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"gain": ParameterRole(decay=False)}
+
+    def forward(self) -> Tensor:
+        return self.gain
+
+
+class ScaledVector(Float32Module):
+    """A vector (dim,) in stored form, ``used = stored * start / scale`` (arXiv 2410.01131, section 2.5).
+
+    Adam moves every stored number by about the learning rate, whatever its size. A vector that is stored as ``scale``
+    but used as ``start`` moves by ``start / scale`` times as much: the ratio sets its learning rate.
+
+    Args:
+        dim: number of entries.
+        scaling: where every entry starts, and what is stored of it then.
+        positive: use the absolute value of what is learned.
+
+    Raises:
+        ValueError: a start or a scale of 0, which would have no gradient.
+    """
+
+    def __init__(self, dim: int, scaling: Scaling, *, positive: bool = False) -> None:
+        super().__init__()
+        for name, value in zip(scaling._fields, scaling, strict=True):
+            if value == 0:
+                raise ValueError(f"a learned scale with {name} = 0 never moves: give another number")
+        self.scaling, self.positive = scaling, positive
+        self.weight = nn.Parameter(torch.empty(dim, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.scaling.scale)
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"weight": ParameterRole(decay=False)}
+
+    def forward(self) -> Tensor:
+        used = self.weight * (self.scaling.start / self.scaling.scale)
+        return used.abs() if self.positive else used
+
+
+def scaling(start: float, scale: float | None, dim: int) -> Scaling:
+    """A vector that starts at ``start`` and is stored as ``scale``; None is nGPT's 1/sqrt(d)."""
+    return Scaling(start, 1 / math.sqrt(dim) if scale is None else scale)

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from builders import build_tiny
 
-from spheret.models import GPT, GPTConfig
-from spheret.models.rope import rope_angles, rotate
+from spheret.models import GPTConfig
+from spheret.models.attention import rope_angles, rotate
 
 
 @pytest.mark.parametrize("head_dim", [2, 8, 64])
@@ -40,8 +41,7 @@ def test_planes_and_angles() -> None:
 
 
 def test_angles_stay_float32_in_a_bfloat16_model() -> None:
-    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=512, vocab_size=5, positions="rope"))
-    model.to(torch.bfloat16)
+    model = build_tiny(n_layer=1, n_head=1, n_embd=8, block_size=512, positions="rope").to(torch.bfloat16)
     q = torch.ones(1, 1, 512, 8, dtype=torch.bfloat16)
     turned, _ = model.blocks[0].attn.prepare(q, q)
     assert turned.dtype == torch.bfloat16
@@ -49,9 +49,7 @@ def test_angles_stay_float32_in_a_bfloat16_model() -> None:
 
 
 def test_a_model_without_positions_of_its_own_tells_orders_apart() -> None:
-    torch.manual_seed(0)
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11}
-    model = GPT(GPTConfig(positions="rope", **shape)).eval()
+    model = build_tiny(positions="rope").eval()
     assert model.wpe is None and model.num_parameters(embeddings=False) == model.num_parameters()
     with torch.no_grad():
         logits = model(torch.tensor([[1, 2, 3, 4], [2, 1, 3, 4]]))[0][:, -1]

@@ -1,23 +1,41 @@
-"""The model around the connections: what a configuration may choose, and what a scheme asks for."""
+"""The shape of a GPT: what a configuration may choose, and what a scheme asks for."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from builders import TINY, build_tiny
 
 from spheret.connections import parse_scheme
 from spheret.connections.options import TrainingDefaults
 from spheret.models import GPT, GPTConfig
 
-SMALL: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11}
 WHOLE = ["gpt-qknorm", "ngpt", "angpt"]
 
 
-def build(**changes: Any) -> GPT:
-    torch.manual_seed(0)
-    return GPT(GPTConfig(**SMALL | changes))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 0}, "n_layer = 0"),
+        ({"n_head": 0}, "n_head = 0"),
+        ({"n_embd": -8}, "n_embd = -8"),
+        ({"block_size": 0}, "block_size = 0"),
+        ({"vocab_size": 0}, "vocab_size = 0"),
+        ({"n_embd": 30, "n_head": 4}, r"n_embd = 30 is not a multiple of n_head = 4"),
+        ({"dropout": 1.0}, r"dropout = 1\.0: .*\[0, 1\)"),
+        ({"dropout": -0.1}, r"dropout = -0\.1"),
+        ({"dropout": math.nan}, "dropout = nan"),
+        ({"init": "xavier"}, "'xavier': choose auto or nanogpt"),
+        ({"scheme": "pre-layernorm"}, "'pre-layernorm': choose one of pre-ln"),
+        ({"scheme": "spheret:p=-1"}, "p = -1"),
+    ],
+)
+def test_config_errors_name_the_value_and_the_fix(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**TINY | changes)
 
 
 def names(model: GPT) -> set[str]:
@@ -41,19 +59,19 @@ def names(model: GPT) -> set[str]:
 )
 def test_errors_name_the_value_and_the_fix(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(**changes)
+        build_tiny(**changes)
 
 
 def test_choices_that_say_what_the_scheme_wants_change_nothing() -> None:
-    plain = build()
-    same = build(positions="learned", mlp="gelu", qk_norm="none", head="tied")
+    plain = build_tiny()
+    same = build_tiny(positions="learned", mlp="gelu", qk_norm="none", head="tied")
     idx = torch.randint(11, (2, 8))
     assert torch.equal(plain(idx)[0], same(idx)[0])
 
 
 @pytest.mark.parametrize("scheme", ["pre-ln", "proj", "post-ln"])
 def test_every_connection_takes_every_model(scheme: str) -> None:
-    model = build(scheme=scheme, positions="rope", mlp="swiglu", qk_norm="rms", head="untied")
+    model = build_tiny(scheme=scheme, positions="rope", mlp="swiglu", qk_norm="rms", head="untied")
     wanted = {"lm_head.weight", "blocks.0.attn.q_norm.weight", "blocks.1.attn.k_norm.weight"}
     assert wanted <= names(model) and "wpe.weight" not in names(model)
     assert model.blocks[0].mlp.c_fc.weight.shape == (8 * 16, 16)
@@ -64,15 +82,15 @@ def test_every_connection_takes_every_model(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", WHOLE)
 def test_whole_models_may_be_tied_and_normalised_otherwise(scheme: str) -> None:
-    tied = build(scheme=scheme, head="tied")
+    tied = build_tiny(scheme=scheme, head="tied")
     assert "lm_head.weight" not in names(tied)
-    named_in_the_scheme = build(scheme=f"{scheme}:head=tied")
+    named_in_the_scheme = build_tiny(scheme=f"{scheme}:head=tied")
     assert names(named_in_the_scheme) == names(tied)
 
 
 @pytest.mark.parametrize("scheme", WHOLE)
 def test_dropout_and_biases(scheme: str) -> None:
-    model = build(scheme=scheme, dropout=0.2, bias=True)
+    model = build_tiny(scheme=scheme, dropout=0.2, bias=True)
     idx = torch.randint(11, (2, 8))
     assert not torch.equal(model(idx)[0], model(idx)[0])
     model.eval()
@@ -81,14 +99,14 @@ def test_dropout_and_biases(scheme: str) -> None:
 
 def test_rms_and_l2_norms_agree_where_their_gains_are_one() -> None:
     """RMS-normalised heads have norm sqrt(d_h): <q, k> / sqrt(d_h) is sqrt(d_h) times the cosine, as for l2."""
-    rms, l2 = build(qk_norm="rms").double(), build(qk_norm="l2").double()
+    rms, l2 = build_tiny(qk_norm="rms").double(), build_tiny(qk_norm="l2").double()
     l2.load_state_dict(rms.state_dict() | {k: v for k, v in l2.state_dict().items() if "qk_scale" in k}, strict=False)
     idx = torch.randint(11, (2, 8))
     torch.testing.assert_close(rms(idx)[0], l2(idx)[0], rtol=0, atol=1e-5)
 
 
 def test_queries_without_a_direction_have_finite_gradients() -> None:
-    model = build(scheme="ngpt")
+    model = build_tiny(scheme="ngpt")
     with torch.no_grad():
         model.blocks[0].attn.c_attn.weight[:16].zero_()
     _, loss = model(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))
@@ -99,9 +117,9 @@ def test_queries_without_a_direction_have_finite_gradients() -> None:
 def test_parameters_of_the_whole_models() -> None:
     d, v, layers = 16, 11, 2
     weights = 2 * v * d + layers * 16 * d * d
-    assert build(scheme="gpt-qknorm").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + d
-    assert build(scheme="ngpt").num_parameters() == weights + layers * (2 * d + d + 8 * d) + v
-    assert build(scheme="angpt").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + v
+    assert build_tiny(scheme="gpt-qknorm").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + d
+    assert build_tiny(scheme="ngpt").num_parameters() == weights + layers * (2 * d + d + 8 * d) + v
+    assert build_tiny(scheme="angpt").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + v
 
 
 def test_a_scheme_that_is_only_a_connection_asks_for_nothing() -> None:

@@ -1,0 +1,90 @@
+"""What modules say about their weights, for optimizers and for the weight constraints of a scheme.
+
+A module answers for the parameters that it holds directly. ``parameter_roles()`` gives {name: ParameterRole}: whether
+an optimizer decays the parameter, and the factor on its learning rate. ``stream_axes()`` gives {name: axis}: the axis
+along which a weight matrix meets the residual stream, 1 for a matrix that reads the stream and 0 for one that writes
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class ParameterRole(NamedTuple):
+    """Whether an optimizer decays a parameter, and the factor on its learning rate."""
+
+    decay: bool
+    lr_scale: float = 1.0
+
+
+# PyTorch's own modules cannot answer, so their answers are here.
+_DECAYED = (nn.Linear, nn.Embedding)
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """The role of every parameter of ``model``, by its qualified name. A shared parameter appears once.
+
+    ``Linear`` and ``Embedding`` weights are decayed. Biases and the parameters of norms are not.
+
+    Raises:
+        ValueError: a parameter for which no module answers.
+    """
+    roles: dict[str, ParameterRole] = {}
+    seen: set[nn.Parameter] = set()
+    for prefix, module in model.named_modules():
+        answers = _answers(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen:
+                continue
+            seen.add(parameter)
+            qualified = f"{prefix}.{name}" if prefix else name
+            if name not in answers:
+                raise ValueError(
+                    f"no optimizer role for parameter {qualified!r}: give {type(module).__name__} a method "
+                    "parameter_roles() that names it"
+                )
+            roles[qualified] = answers[name]
+    return roles
+
+
+def _answers(module: nn.Module) -> dict[str, ParameterRole]:
+    method = getattr(module, "parameter_roles", None)
+    if callable(method):
+        answers: dict[str, ParameterRole] = method()
+        return answers
+    if isinstance(module, (*_DECAYED, *_NORMS)):
+        return {"weight": ParameterRole(decay=isinstance(module, _DECAYED)), "bias": ParameterRole(decay=False)}
+    return {}
+
+
+def matrices(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """Every weight matrix of ``model`` that meets the residual stream, with the axis of the stream."""
+    for module in model.modules():
+        method = getattr(module, "stream_axes", None)
+        for name, axis in method().items() if callable(method) else ():
+            yield module.get_parameter(name), axis
+
+
+@torch.no_grad()
+def normalise(weight: Tensor, axis: int) -> None:
+    """Divide ``weight`` in place by its norms along ``axis``. A zero row or column stays zero."""
+    norms = _norms(weight, axis)
+    weight.copy_(weight / norms.clamp_min(torch.finfo(norms.dtype).tiny))
+
+
+@torch.no_grad()
+def bound(weight: Tensor, axis: int) -> None:
+    """Scale rows or columns of ``weight`` whose norm along ``axis`` is above 1 back to norm 1, in place."""
+    weight.copy_(weight / _norms(weight, axis).clamp_min(1.0))
+
+
+def _norms(weight: Tensor, axis: int) -> Tensor:
+    # Norms of bfloat16 weights are taken in float32, or a row of 1,000 entries would not add up.
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return torch.linalg.vector_norm(weight, dim=axis, keepdim=True, dtype=dtype)

@@ -1,0 +1,67 @@
+"""The linear maps of a GPT: their initial weights, by the scheme's rule or nanoGPT's, and the constant factors on
+their outputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from spheret.connections import Connection
+from spheret.connections.learned import ScaledVector
+from spheret.connections.norms import RMSNorm
+from spheret.connections.options import InitRule
+
+NANOGPT_STD = 0.02
+
+
+@dataclass(frozen=True)
+class WeightScales:
+    """Standard deviations of initial weights.
+
+    Attributes:
+        init: ``auto``, by the scheme's ``rule``; ``nanogpt``, 0.02 at every width and 0.02/sqrt(2 n_layer) in the last
+            map of every sublayer.
+        rule: what the scheme asks for.
+        n_layer: number of blocks.
+    """
+
+    init: str
+    rule: InitRule
+    n_layer: int
+
+    @property
+    def embedding(self) -> float:
+        """For embeddings, and for an untied head."""
+        return NANOGPT_STD if self.init == "nanogpt" else self.rule.embedding_std
+
+    def hidden(self, fan_in: int, *, last: bool) -> float:
+        """For a linear map with ``fan_in`` inputs. ``last``: it is the last map of its sublayer."""
+        if self.init == "nanogpt":
+            return NANOGPT_STD / math.sqrt(2 * self.n_layer) if last else NANOGPT_STD
+        std = self.rule.gain / math.sqrt(fan_in)
+        return std * self.rule.residual_gain if last else std
+
+
+def initialise(blocks: nn.Module, scales: WeightScales) -> None:
+    """Draw every weight matrix of ``blocks``. Biases start at 0, other parameters where their modules put them."""
+    for name, module in blocks.named_modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=scales.hidden(module.in_features, last=name.endswith("c_proj")))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Connection | ScaledVector | RMSNorm):
+            module.reset_parameters()
+
+
+def times(x: Tensor, factor: float) -> Tensor:
+    """``factor x``. A factor of 1 costs nothing."""
+    return x if factor == 1 else factor * x
+
+
+def scale_outputs(linear: nn.Linear, factor: float | Tensor) -> None:
+    """Multiply weight and bias of ``linear`` in place by ``factor``, one number or one for each output."""
+    linear.weight.mul_(factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
+    if linear.bias is not None:
+        linear.bias.mul_(factor)
