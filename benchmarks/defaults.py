@@ -17,11 +17,11 @@ from pathlib import Path
 
 import tyro
 
-from spheret.comparison.plan import RunSpec
 from spheret.comparison.runner import Runner, default_jobs
-from spheret.comparison.settings import RunSettings
+from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset, prepare
 from spheret.training import RunResult
+from spheret.training.settings import RunSettings
 
 RESULTS = Path(__file__).parent / "results" / "defaults"
 

@@ -141,7 +141,13 @@ def test_a_run_with_an_absurd_learning_rate_diverges(
     on_divergence: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
 ) -> None:
     config = tiny(
-        lr=1e30, warmup=0, grad_clip=0, steps=20, schedule="constant", on_divergence=on_divergence, save_final=False
+        lr=1e30,
+        warmup_ratio=0,
+        grad_clip=0,
+        steps=20,
+        schedule="constant",
+        on_divergence=on_divergence,
+        save_final=False,
     )
     result = train(config, tmp_path, dataset=dataset)
     assert result.outcome == "diverged"
@@ -175,7 +181,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
-    train(tiny(save_final=False), tmp_path, dataset=dataset)
+    train(tiny(save_final=False, checkpoint_interval=0), tmp_path, dataset=dataset)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match="resume=True"):
         train(tiny(seed=9), tmp_path, dataset=dataset)

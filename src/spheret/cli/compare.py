@@ -12,7 +12,7 @@ from spheret.cli.console import output, say
 from spheret.cli.errors import flags_checked
 from spheret.cli.progress import view
 from spheret.comparison.compare import compare, failures, warnings_of
-from spheret.comparison.plan import CompareConfig
+from spheret.comparison.runs import CompareConfig
 from spheret.reporting import load_results, print_table, write_report
 
 

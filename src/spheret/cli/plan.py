@@ -18,8 +18,7 @@ from spheret.cli.errors import flags_checked
 from spheret.cli.plan_tables import gpu_table, list_table, memory_table, size_table
 from spheret.costs.cost import RunCost, run_cost
 from spheret.costs.gpus import GPUS, check_mfu, find_gpu
-from spheret.recipes import Recipe, list_recipes, recipe
-from spheret.recipes.registry import find
+from spheret.recipes import Recipe, find_recipe, list_recipes, recipe
 
 ALL = "all"
 
@@ -92,7 +91,7 @@ def _say_recipe(console: Console, name: str, planned: Recipe) -> None:
         "data": f"{', '.join(s.data)}, tokenizer {s.tokenizer}",
         "budget": f"{tokens:,} tokens = {config.total_steps:,} steps of {s.batch_size} x {s.block_size:,}{cut}",
         "optimizer": f"AdamW, learning rate {config.lr:g} ({config.schedule} to {config.lr * config.min_lr_ratio:g}), "
-        f"{config.warmup_steps:,} steps of warm-up, weight decay {config.weight_decay:g} ({planned.scheme})",
+        f"{config.total_warmup_steps:,} steps of warm-up, weight decay {config.weight_decay:g} ({planned.scheme})",
         "methods": ", ".join(planned.schemes),
     }
     for key, text in facts.items():
@@ -105,7 +104,7 @@ def _say_recipe(console: Console, name: str, planned: Recipe) -> None:
 
 def _provenance(name: str) -> list[str]:
     """What is read, guessed and ours: the docstrings of the recipe and of its file, paragraph by paragraph."""
-    function: Callable[..., Any] = find(name)
+    function: Callable[..., Any] = find_recipe(name)
     function = function.func if isinstance(function, partial) else function
     texts = inspect.getdoc(function) or "", (inspect.getdoc(sys.modules[function.__module__]) or "").replace("``", "")
     return [" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n")]

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from spheret.cli.console import is_terminal, say
 from spheret.comparison.compare import Comparison
-from spheret.comparison.plan import RunSpec
 from spheret.comparison.runner import Active, Runner
+from spheret.comparison.runs import RunSpec
 from spheret.training import RunResult
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 300.0

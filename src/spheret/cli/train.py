@@ -12,12 +12,12 @@ from typing import Any
 from spheret.cli.console import output, say
 from spheret.cli.errors import UsageError, flags_checked
 from spheret.cli.progress import duration
-from spheret.comparison.settings import RunSettings, scheme_lr
 from spheret.connections import canonical_name
 from spheret.data import prepare
 from spheret.recipes import recipe
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.files import CONFIG, RUN
+from spheret.training.settings import RunSettings, scheme_lr
 from spheret.training.validation import check_buildable
 
 
@@ -38,8 +38,6 @@ class TrainCommand(RunSettings):
     """Peak learning rate; none given: 0.4/d for the width d, times the factor that the scheme asks for."""
     seed: int = 1
     """Decides the initial weights and the order of the batches."""
-    checkpoint_interval: int = 500
-    """Steps between checkpoints; 0: only one at the end, and a run that is stopped starts over."""
     out: Path = Path("runs/train")
     """Run folder."""
     resume: bool = False

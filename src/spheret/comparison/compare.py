@@ -16,8 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from spheret.comparison.plan import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
 from spheret.comparison.runner import Runner, default_jobs, threads_per_run
+from spheret.comparison.runs import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
 from spheret.comparison.statistics import summarise, verdict
 from spheret.comparison.worker import WARNINGS_FILE, explain_exit
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
@@ -137,7 +137,7 @@ class Comparison:
             "jobs": self.jobs,
             "tokens_per_run": run.total_steps * run.tokens_per_step,
             "schedule": config.schedule,
-            "warmup_steps": run.warmup_steps,
+            "warmup_steps": run.total_warmup_steps,
             "weight_decay": run.weight_decay,
             "grad_clip": config.grad_clip,
             "dtype": config.dtype,
@@ -154,7 +154,7 @@ class Comparison:
         return {
             "scheme": scheme,
             "rates": rates,
-            "warmup_steps": run.warmup_steps,
+            "warmup_steps": run.total_warmup_steps,
             "weight_decay": run.weight_decay,
             "parameters": results[0].parameters if results else None,
             "lr": lr,

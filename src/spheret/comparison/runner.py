@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spheret.comparison.plan import RunSpec
+from spheret.comparison.runs import RunSpec
 from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit, work
 from spheret.training import RunResult
 from spheret.training.files import METRICS

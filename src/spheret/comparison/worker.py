@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from spheret.comparison.plan import RunSpec
+from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset
 from spheret.training import RunResult, checkpoints, read_metrics, train
 from spheret.training.files import RUN

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 
 from spheret import __version__
-from spheret.comparison.settings import RunSettings, default_lr, flags, scheme_lr
 from spheret.connections import canonical_name, parse_scheme
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.folder import MAY_CHANGE
+from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 
 TUNING_SEED = 0
 SHARES = (0.2, 0.4, 0.8)  # of 1/d: the learning rates that are tried where none are given
@@ -44,6 +44,8 @@ class CompareConfig(RunSettings):
     """Folder of the report and the runs; the same command again finishes what is missing."""
     jobs: int = 0
     """Runs at a time; 0: one per CPU core (one on a GPU). Each gets its share of the threads."""
+    checkpoint_interval: int = 0
+    """Steps between checkpoints. A comparison keeps no weights of its runs, so 0, none, is its own default."""
 
     def __post_init__(self) -> None:
         names = [canonical_name(s) for s in self.schemes]
