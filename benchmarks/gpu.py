@@ -355,7 +355,7 @@ def step(bench: Bench) -> Figures:
 def step_in_process(*, dry: bool) -> None:
     """Print what :func:`step` records."""
     from spheret import GPT, which_backend
-    from spheret.benchmarking.step import LEARNING_RATE, StepBench, Variant, _timed, batch
+    from spheret.benchmarking.step import LEARNING_RATE, StepBench, Variant, batch
     from spheret.training.device import autocast
     from spheret.training.optimizer import build_adamw
 
@@ -384,7 +384,7 @@ def step_in_process(*, dry: bool) -> None:
     for number in range(-config.warmup, config.rounds):
         x, y = batch(config, number, device)
         for variant in variants:
-            taken = _timed(variant, x, y, precision, device)
+            taken = variant.timed_step(x, y, precision, device)
             if number >= 0:
                 variant.seconds.append(taken)
     base, ours = (statistics.median(v.seconds) for v in variants)

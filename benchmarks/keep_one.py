@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import spheret
-from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
+from spheret.benchmarking.measuring import keep_freed_memory, peak_cpu_bytes
 from spheret.connections.spheret import SpheretNorm
 from spheret.geometry import cos_and_sinc, rows
 from spheret.kernels import cpu

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from spheret.benchmarking.bytes import copy_function, keep_freed_memory, moved_bytes
+from spheret.benchmarking.measuring import copy_function, keep_freed_memory, moved_bytes
 from spheret.benchmarking.step import StepBench, batch, build_variants
 from spheret.connections import list_schemes
 from spheret.training.environment import machine, versions

@@ -13,7 +13,7 @@ import tyro
 from spheret.cli.train import TrainCommand
 from spheret.comparison.runs import CompareConfig
 from spheret.connections import canonical_name, parse_scheme
-from spheret.costs.flops import count_parameters
+from spheret.costs.cost import count_parameters
 from spheret.data import expected_vocab_size
 from spheret.recipes import RECIPES, list_recipes, recipe
 from spheret.recipes.angpt import LADDER

@@ -8,9 +8,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spheret.connections import list_schemes
-from spheret.costs.cost import run_cost
-from spheret.costs.flops import block_flops, count_parameters, forward_flops, training_flops
-from spheret.costs.gpus import GPUS, find_gpu
+from spheret.costs.cost import (
+    GPUS,
+    block_flops,
+    count_parameters,
+    find_gpu,
+    forward_flops,
+    run_cost,
+    training_flops,
+)
 from spheret.models import GPT, GPTConfig
 from spheret.training import TrainConfig
 
