@@ -29,5 +29,4 @@ __all__ = [
     "retract_vjp",
     "row_scale",
     "rows",
-    "unit",
 ]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spheret.comparison.runs import RESULTS_NAME
 from spheret.training.files import CONFIG, DIAGNOSTICS, RUN, read_json, read_metrics
-
-RESULTS_NAME = "results.json"
 
 
 @dataclass(frozen=True)
