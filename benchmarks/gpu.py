@@ -3,8 +3,9 @@
     python benchmarks/gpu.py [--out runs/gpu.json] [--only speed graph ...] [--seconds 450]
     python benchmarks/gpu.py --dry-run     # small sizes in Triton's interpreter: does the script run, not how fast
 
-Writes one JSON: device, versions, and of every part its figures, whether it passed, or why it failed or was skipped. A
-part that fails does not stop the others; one that no longer fits into the time is skipped. Without a GPU: exit code 2.
+Writes one JSON file: device, versions, and for every part its figures and whether it passed, or why it failed or was
+skipped. A part that fails does not stop the others. A part for which no time is left is skipped. Without a GPU the exit
+code is 2.
 """
 
 from __future__ import annotations
