@@ -46,7 +46,7 @@ def test_a_plan_at_100_columns(spheret: Any) -> None:
 
 
 def test_all_methods_of_a_recipe() -> None:
-    command = tyro.cli(PlanCommand, args=["gpt2-small-12l", "--scheme", "all"])
+    command = tyro.cli(PlanCommand, args=["gpt2-small-12l", "--schemes", "all"])
     assert tuple(r.scheme for r in command.recipes()) == recipe("gpt2-small-12l").schemes
 
 
@@ -91,6 +91,7 @@ def test_words_of_a_recipe() -> None:
 
 
 def test_plan_and_train_take_a_recipe_in_both_forms() -> None:
+    assert with_recipe(["plan", "cpu-demo", "--scheme=all"]) == ["plan", "cpu-demo", "--schemes=all"]
     assert with_recipe(["plan", "--gpu", "H100", "--recipe", "cpu-demo"]) == ["plan", "cpu-demo", "--gpu", "H100"]
     flag = with_recipe(["train", "--recipe", "gpt2-large-36l", "--lr", "1"])
     assert with_recipe(["train", "gpt2-large-36l", "--lr", "1"]) == flag and "--n-layer" in flag

@@ -59,10 +59,7 @@ class OpBench:
         "spheret:p=learn-per-layer",
         "proj (compiled)",
     )
-    """Schemes; the first is the baseline of the ratios.
-
-    A name that ends in " (compiled)" goes through torch.compile.
-    """
+    """Schemes, the first as baseline of the ratios. One that ends in " (compiled)" goes through torch.compile."""
     rows: int = 4096
     """Tokens."""
     dim: int = 768
@@ -76,8 +73,10 @@ class OpBench:
     dtype: str = "float32"
     """Dtype of the hidden state and the sublayer output: float32, bfloat16, float16 or float64."""
     cold: bool = False
-    """Empty the caches before every call, as a sublayer would have done in training. Without it, a call finds in them
-    what the variant before it left."""
+    """Empty the caches before every call, as a sublayer does in training.
+
+    Otherwise they hold the last variant's data.
+    """
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim", "rounds", "warmup"):

@@ -6,6 +6,7 @@ Every subcommand is a frozen dataclass, from which tyro makes the flags and the 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -75,8 +76,10 @@ def with_recipe(words: list[str]) -> list[str]:
     the flags of the recipe before its own, except those that it gives itself. UsageError: an unknown recipe or scheme.
     """
     name = _given(words, "--recipe")
-    if words[:1] == ["plan"] and name is not None:
-        return ["plan", name, *_without(words, "--recipe")[1:]]
+    if words[:1] == ["plan"]:
+        # `--scheme` as in `train`, for `--schemes`. (An alias known to tyro would come first in the help.)
+        words = [re.sub(r"^--scheme(?=$|=)", "--schemes", word) for word in words]
+        return words if name is None else ["plan", name, *_without(words, "--recipe")[1:]]
     if words[:1] != ["train"]:
         return words
     if len(words) > 1 and not words[1].startswith("-"):

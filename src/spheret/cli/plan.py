@@ -33,7 +33,7 @@ class PlanCommand:
     # tyro would show an optional positional argument as a required one; brackets are how usage lines say optional.
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = ""
     """Recipe to plan, also accepted as --recipe NAME. Without it, all recipes are listed."""
-    schemes: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--scheme"], help_behavior_hint="")] = ()
+    schemes: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = ()
     """Schemes to plan it for; all: every scheme that the recipe is meant for. If not given: the recipe's own."""
     gpu: tuple[str, ...] = tuple(GPUS)
     """GPUs for which to print hours and share of memory."""

@@ -33,13 +33,15 @@ class ByWidth(tuple[float, ...]):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(RunSettings):
-    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take minutes on two CPU cores."""
+    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take minutes on two CPU cores.
+
+    Each scheme is judged at its own best learning rate, chosen on a seed that is not reported.
+    """
 
     schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
     """Residual schemes (see `spheret schemes`). The first is the baseline of every difference."""
     lrs: tuple[float, ...] = ()
-    """Peak learning rates. Each scheme is judged at its own best, chosen on a seed that is not reported. If not given:
-    0.2/d, 0.4/d and 0.8/d for the width d, times the factor that the scheme asks for."""
+    """Peak learning rates, from which each scheme gets its best. If not given: 0.2/d, 0.4/d, 0.8/d times its factor."""
     seeds: int = 3
     """Reported runs per scheme, at its best learning rate. Fewer than 2 give no verdict."""
     out: Path = Path("runs/compare")
