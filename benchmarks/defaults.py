@@ -3,9 +3,9 @@
     python benchmarks/defaults.py [--out runs/defaults] [--only 24x64 ...]
 
 Trains every scheme, and alternatives that were rejected, at several shapes and learning rates on the stdlib corpus
-(bytes), with the package's own trainer, and writes ``benchmarks/results/defaults/{defaults.csv,table.md}``. Finished
-runs are reused. Learning rates are multiples of 1/d, as everywhere in the package. The grid takes about an hour on
-two quiet cores.
+(bytes) with the package's own trainer. Writes ``benchmarks/results/defaults/{defaults.csv,table.md}``. Finished runs
+are reused. Learning rates are multiples of 1/d, as everywhere in the package. All of it takes about an hour on two
+quiet cores.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import tyro
 
-from spheret.comparison.plan import RunSpec
 from spheret.comparison.runner import Runner, default_jobs
-from spheret.comparison.settings import RunSettings
+from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset, prepare
 from spheret.training import RunResult
+from spheret.training.settings import RunSettings
 
 RESULTS = Path(__file__).parent / "results" / "defaults"
 
@@ -35,7 +35,7 @@ REJECTED = (
     "nanogpt-init pre-ln",
     "nanogpt-init proj",
 )
-# The embedding's standard deviation at 1/sqrt(d) instead of 8/d; at d = 64 they are the same.
+# A standard deviation of the embedding of 1/sqrt(d) instead of 8/d; at d = 64 the two are the same.
 WIDE_EMBEDDING = {128: "proj:embedding-gain=1.414", 512: "proj:embedding-gain=2.828"}
 NARROW = ("pre-ln", "post-ln", "geonorm", "proj", "spheret:p=0.5")
 
@@ -44,18 +44,18 @@ NARROW = ("pre-ln", "post-ln", "geonorm", "proj", "spheret:p=0.5")
 class Shape:
     """A model size, its budget, and the peak learning rates in units of 1/d."""
 
-    layers: int
-    width: int
-    block: int
-    batch: int
+    n_layer: int
+    n_embd: int
+    block_size: int
+    batch_size: int
     steps: int
-    windows: int  # of the evaluation; losses compare within a shape, not between shapes
+    eval_windows: int  # losses can be compared within a shape, not between shapes
     rates: tuple[float, ...]
     schemes: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        return f"{self.layers}x{self.width}"
+        return f"{self.n_layer}x{self.n_embd}"
 
 
 SHAPES = (
@@ -73,9 +73,9 @@ class Options:
     """Which part of the grid to run."""
 
     out: Path = Path("runs/defaults")
-    """Run folders."""
+    """Where the run folders go."""
     only: tuple[str, ...] = ()
-    """Shapes such as 24x64; all without it."""
+    """Shapes such as 24x64. If not given: all."""
 
 
 def specs(shape: Shape, dataset: Dataset, out: Path) -> Iterator[RunSpec]:
@@ -84,17 +84,18 @@ def specs(shape: Shape, dataset: Dataset, out: Path) -> Iterator[RunSpec]:
         for name in shape.schemes:
             init, _, scheme = name.rpartition(" ")
             settings = RunSettings(
-                n_layer=shape.layers,
-                n_embd=shape.width,
-                n_head=max(1, shape.width // 32),
-                block_size=shape.block,
-                batch_size=shape.batch,
+                n_layer=shape.n_layer,
+                n_embd=shape.n_embd,
+                n_head=max(1, shape.n_embd // 32),
+                block_size=shape.block_size,
+                batch_size=shape.batch_size,
                 steps=shape.steps,
                 init="nanogpt" if init else "auto",
                 eval_interval=0,
-                eval_windows=shape.windows,
+                checkpoint_interval=0,
+                eval_windows=shape.eval_windows,
             )
-            lr = rate / shape.width
+            lr = rate / shape.n_embd
             config = settings.train_config(
                 scheme, lr=lr, seed=1, vocab_size=dataset.tokenizer.vocab_size, save_final=False
             )

@@ -1,17 +1,18 @@
-"""Who diverges at which learning rate, at 12, 24 and 36 layers: benchmarks/results/depth/table.md.
+"""Which scheme diverges at which learning rate, at 12, 24 and 36 layers: benchmarks/results/depth/table.md.
 
-python benchmarks/depth.py           # trains, two runs at a time, about an hour on two cores, and again what is missing
-python benchmarks/depth.py --table   # the table from the committed results alone
+python benchmarks/depth.py           # trains two runs at a time, about an hour on two cores; again: what is missing
+python benchmarks/depth.py --table   # only the table, from the committed results
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from spheret.training.run_folder import read_json
 
 RESULTS = Path(__file__).parent / "results" / "depth"
 SCHEMES = ("pre-ln", "post-ln", "peri-ln", "pre-dyt", "keel", "geonorm", "proj")
@@ -24,16 +25,16 @@ SHAPE = ("--n-embd", "64", "--n-head", "2", "--steps", "200", "--batch-size", "4
 SHAPE += ("--eval-windows", "64", "--seeds", "3")
 
 
-def train(layers: int, out: Path) -> None:
-    command = [sys.executable, "-m", "spheret", "compare", "--n-layer", str(layers), *SHAPE]
-    subprocess.run([*command, "--schemes", *SCHEMES, "--lrs", *RATES[layers], "--out", str(out)], check=True)
+def train(n_layer: int, out: Path) -> None:
+    command = [sys.executable, "-m", "spheret", "compare", "--n-layer", str(n_layer), *SHAPE]
+    subprocess.run([*command, "--schemes", *SCHEMES, "--lrs", *RATES[n_layer], "--out", str(out)], check=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for suffix in ("json", "csv"):
-        shutil.copy(out / f"results.{suffix}", RESULTS / f"{layers}.{suffix}")
+        shutil.copy(out / f"results.{suffix}", RESULTS / f"{n_layer}.{suffix}")
 
 
 def mark(run: dict[str, Any]) -> str:
-    """The loss of a finished run; what became of any other."""
+    """The loss of a finished run, the outcome of any other."""
     if run["outcome"] != "finished":
         return run["outcome"]
     return f"{run['val_loss']:.2f}" + (" c" if run["collapsed"] else "")
@@ -53,7 +54,7 @@ def table() -> str:
         "first or last. Rebuilt by `python benchmarks/depth.py`.",
     ]
     for path in sorted(RESULTS.glob("*.json")):
-        results = json.loads(path.read_text())
+        results = read_json(path)
         rates = results["settings"]["lrs"]
         columns = ["scheme", *(f"{rate:g}" for rate in rates), "best", "three seeds"]
         lines += ["", f"## {path.stem} layers", "", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
@@ -63,8 +64,8 @@ def table() -> str:
 
 def main() -> None:
     if "--table" not in sys.argv:
-        for layers in RATES:
-            train(layers, Path("runs") / f"depth-{layers}")
+        for n_layer in RATES:
+            train(n_layer, Path("runs") / f"depth-{n_layer}")
     (RESULTS / "table.md").write_text(table(), encoding="utf-8")
     print(table())
 

@@ -3,8 +3,9 @@
     python benchmarks/gpu.py [--out runs/gpu.json] [--only speed graph ...] [--seconds 450]
     python benchmarks/gpu.py --dry-run     # small sizes in Triton's interpreter: does the script run, not how fast
 
-Writes one JSON: device, versions, and of every part its figures, whether it passed, or why it failed or was skipped. A
-part that fails does not stop the others; one that no longer fits into the time is skipped. Without a GPU: exit code 2.
+Writes one JSON file: device, versions, and for every part its figures and whether it passed, or why it failed or was
+skipped. A part that fails does not stop the others. A part for which no time is left is skipped. Without a GPU the exit
+code is 2.
 """
 
 from __future__ import annotations
@@ -355,7 +356,7 @@ def step(bench: Bench) -> Figures:
 def step_in_process(*, dry: bool) -> None:
     """Print what :func:`step` records."""
     from spheret import GPT, which_backend
-    from spheret.benchmarking.step import LEARNING_RATE, StepBench, Variant, _timed, batch
+    from spheret.benchmarking.step import LEARNING_RATE, StepBench, Variant, batch
     from spheret.training.device import autocast
     from spheret.training.optimizer import build_adamw
 
@@ -384,7 +385,7 @@ def step_in_process(*, dry: bool) -> None:
     for number in range(-config.warmup, config.rounds):
         x, y = batch(config, number, device)
         for variant in variants:
-            taken = _timed(variant, x, y, precision, device)
+            taken = variant.timed_step(x, y, precision, device)
             if number >= 0:
                 variant.seconds.append(taken)
     base, ours = (statistics.median(v.seconds) for v in variants)

@@ -1,15 +1,15 @@
-"""What keeping one of h and f would save and cost: benchmarks/results/keep_one.json and .md.
+"""What it would save and cost to keep only one of h and f: benchmarks/results/keep_one.json and .md.
 
-A connection keeps h, f and two numbers of each row. h and h' are kept by the neighbouring sublayers anyway, so f could
-be solved back from them, f = c h + (h' - C h)/(S step), at the price of another pass and of what rounding h' does to
-the quotient: about eps/sin(theta). Rows that turn by less than a threshold keep their f.
+A connection keeps h, f and one number of each row for its backward pass. The neighbouring sublayers keep h and h'
+anyway, so f could be solved for, f = c h + (h' - C h)/(S step). This costs more passes (the script, which repeats the
+forward pass, shows more of them than a kernel would need), and the rounding of h' makes an error of about
+eps/sin(theta) in the quotient. Rows that turn by less than a threshold keep their f.
 
     python benchmarks/keep_one.py    # about two minutes on two quiet cores
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,37 +20,43 @@ import torch
 from torch import Tensor
 
 import spheret
-from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
+from spheret.benchmarking.measuring import keep_freed_memory, peak_cpu_bytes
 from spheret.connections.spheret import SpheretNorm
-from spheret.geometry import cos_and_sinc, rows
-from spheret.kernels import cpu
+from spheret.geometry import cos_and_sinc
 from spheret.training.device import machine, versions
+from spheret.training.run_folder import write_json, write_text
 
 RESULTS = Path(__file__).parent / "results"
 SMALLEST_ANGLE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # radians; below, a row keeps its f
 
 
 class Solved(torch.autograd.Function):
-    """``retract(h, f, alpha=step)``, p = 1, that keeps h and h' and of f only the rows that hardly turn."""
+    """``retract(h, f, alpha=step)`` with p = 1 that keeps h, h', and only those rows of f that hardly turn.
+
+    Its backward pass repeats the forward pass with the f that it solved for, so it needs nothing of the kernels' own.
+    """
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, f: Tensor, step: Tensor) -> Tensor:
-        out, _, kept = cpu.forward(h, f, step, 1.0, None)
-        r = rows(h.float(), f.float(), step)
-        cos, sinc = cos_and_sinc(r.beta, 1.0)
-        slow = (sinc * r.beta < SMALLEST_ANGLE[h.dtype]).squeeze(-1)
-        c = (kept[0] + kept[1]).view_as(cos)
-        ctx.save_for_backward(h, out, kept, c, cos, sinc, step, slow, f[slow])
+        out = spheret.retract(h, f, alpha=step)
+        x, y = h.float(), f.float()
+        c = (x * y).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True)
+        beta = step * (y - c * x).norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
+        cos, sinc = cos_and_sinc(beta, 1.0)
+        slow = (sinc * beta < SMALLEST_ANGLE[h.dtype]).squeeze(-1)
+        ctx.save_for_backward(h, out, c, cos, sinc, step, slow, f[slow])
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h, out, kept, c, cos, sinc, step, slow, f_slow = ctx.saved_tensors
+        h, out, c, cos, sinc, step, slow, f_slow = ctx.saved_tensors
         factor = 1 / (step * sinc)
         f = (c - cos * factor) * h + factor * out
         f[slow] = f_slow.to(f.dtype)
-        dh, df, sums = cpu.backward(g, None, h, f, kept, step, 1.0, None)
-        return dh, df.to(f_slow.dtype), sums[:1]
+        with torch.enable_grad():
+            inputs = [t.detach().requires_grad_() for t in (h, f, step)]
+            dh, df, dstep = torch.autograd.grad(spheret.retract(*inputs[:2], alpha=inputs[2]), inputs, g)
+        return dh, df.to(f_slow.dtype), dstep
 
 
 def errors(dtype: torch.dtype, size: float) -> dict[str, float]:
@@ -80,7 +86,7 @@ def model_step(solved: bool) -> Callable[[], None]:
     if solved:
         for module in model.modules():
             if isinstance(module, SpheretNorm):
-                module.combine_and_split = _solved_fork(module)  # type: ignore[method-assign]
+                module.combine_and_split = _solved_split(module)  # type: ignore[method-assign]
     tokens = torch.randint(257, (4, 257))
 
     def step() -> None:
@@ -90,16 +96,16 @@ def model_step(solved: bool) -> Callable[[], None]:
     return step
 
 
-def _solved_fork(module: SpheretNorm) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    def fork(h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+def _solved_split(module: SpheretNorm) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def split(h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         out = Solved.apply(h, f, module.step())
         return out, out
 
-    return fork
+    return split
 
 
 def steps() -> dict[str, Any]:
-    """Peak memory and seconds of a 12 x 384 step, kept and solved in turn."""
+    """Peak memory and seconds of a 12 x 384 step; kept and solved take turns."""
     keep_freed_memory()
     calls = {"kept": model_step(False), "solved": model_step(True)}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -122,7 +128,7 @@ def main() -> None:
     }
     print("steps of a 12 x 384 model ...", flush=True)
     record = {"versions": versions(), "machine": machine(torch.device("cpu")), "errors": table, "step": steps()}
-    (RESULTS / "keep_one.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_json(RESULTS / "keep_one.json", record)
     lines = ["| stream | beta | error of df, f kept | f solved back |", "| --- | ---: | ---: | ---: |"]
     for dtype, sizes in table.items():
         lines += [f"| {dtype} | {size:g} | {e['kept']:.1e} | {e['solved']:.1e} |" for size, e in sizes.items()]
@@ -131,7 +137,7 @@ def main() -> None:
         f"| f {name} | {s['peak_bytes'] / 2**20:.1f} MiB | {1e3 * s['median_s']:.0f} ms |"
         for name, s in record["step"].items()
     ]
-    (RESULTS / "keep_one.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(RESULTS / "keep_one.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -1,22 +1,20 @@
 """One connection alone at many widths and numbers of rows: benchmarks/results/op/{ROWSxDIM}.json and table.md.
 
 python benchmarks/op.py                 # all shapes, about ten minutes on two quiet cores
-python benchmarks/op.py 4096x768        # this one, and the table again
-python benchmarks/op.py cold-4096x768   # the same with empty caches before every call
-python benchmarks/op.py all             # 4096x768 beside every other connection: all-4096x768.json
+python benchmarks/op.py 4096x768        # this shape, then the table
+python benchmarks/op.py cold-4096x768   # this shape with empty caches before every call
+python benchmarks/op.py all             # 4096x768 with every other connection: all-4096x768.json
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from spheret.benchmarking.op import ADD, OpBench, bench_op
-from spheret.training.run_folder import write_json
+from spheret.training.run_folder import read_json, write_json, write_text
 
 RESULTS = Path(__file__).parent / "results" / "op"
 SHAPES = ("64x128", "1024x128", "4096x128", "65536x128", "64x384", "4096x384", "64x768", "1024x768", "4096x768")
@@ -32,8 +30,8 @@ def measure(name: str) -> None:
     shape = name.removeprefix(COLD)
     rows, dim = (4096, 768) if shape == ALL else map(int, shape.split("x"))
     schemes = OpBench.schemes if shape == ALL else BASELINES + SPHERES
-    # Twice as many rounds as variants (add and copy besides the schemes), or a multiple of that: every variant then
-    # follows every other one equally often. Most for the shape that the goals are set at.
+    # A multiple of the number of variants (add and copy besides the schemes), so that every variant follows every other
+    # equally often. The shape for which the goals are set gets the most rounds.
     each = 16 if (rows, dim) == (4096, 768) else 4 if rows * dim <= 4096 * 1024 else 2
     rounds = each * (len(schemes) + 2)
     torch.compiler.reset()
@@ -42,7 +40,7 @@ def measure(name: str) -> None:
 
 
 def row(path: Path) -> tuple[bool, int, int, str]:
-    result: dict[str, Any] = json.loads(path.read_text())
+    result = read_json(path)
     ms = {v["variant"]: 1e3 * v["median_s"] for v in result["variants"]}
     spheres = sorted(ms[name] for name in SPHERES)
     sphere = spheres[len(spheres) // 2]
@@ -60,9 +58,9 @@ def table() -> str:
     return "\n".join(
         [
             "Forward and backward of one connection (next stream, next branch input, two gradients back) on the CPU,",
-            "float32. Medians; `spheres` is the upper median of six exponents, the last column the slowest over the",
-            "fastest of them. `cold`: with empty caches before every call, as in a training; otherwise they hold what",
-            "the variant before has left. Rebuilt by `python benchmarks/op.py`.",
+            "float32. Medians. `spheres` is the upper median of six exponents, the last column the slowest over",
+            "the fastest of them. `cold`: with empty caches before every call, as in training; otherwise they hold",
+            "what the variant before left. Rebuilt by `python benchmarks/op.py`.",
             "",
             HEADER,
             "| ---: " * 9 + "|",
@@ -77,7 +75,7 @@ def main() -> None:
     for shape in sys.argv[1:] or (*SHAPES, ALL):
         print(f"{shape} ...", flush=True)
         measure(shape)
-    (RESULTS / "table.md").write_text(table(), encoding="utf-8")
+    write_text(RESULTS / "table.md", table())
     print(table())
 
 

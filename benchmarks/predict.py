@@ -1,8 +1,8 @@
 """Measured step times beside a prediction from bytes and operations: benchmarks/results/predict.json, predict.md.
 
-A step is cut into matrix products (their operations at the speed of this model's own products) and everything else
-(its bytes at the speed of a copy); attention counts among the products. Both speeds are measured in the same process,
-the steps in turn.
+A step consists of matrix products, predicted from their operations at the speed of this model's own products, and of
+everything else, predicted from its bytes at the speed of a copy. Attention counts as products. Both speeds are measured
+in the same process, and the steps take turns.
 
     python benchmarks/predict.py    # about three minutes on two quiet cores
 """
@@ -10,7 +10,6 @@ the steps in turn.
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,10 +20,11 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from spheret.benchmarking.bytes import copy_function, keep_freed_memory, moved_bytes
+from spheret.benchmarking.measuring import copy_function, keep_freed_memory, moved_bytes
 from spheret.benchmarking.step import StepBench, batch, build_variants
 from spheret.connections import list_schemes
 from spheret.training.device import machine, versions
+from spheret.training.run_folder import write_json, write_text
 
 RESULTS = Path(__file__).parent / "results"
 PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")
@@ -84,10 +84,10 @@ def main() -> None:
             f"| {1e3 * r['measured_s']:.0f} ms | {p:.2f} | {m:.2f} | {m / p - 1:+.0%} |"
         )
     record = {"versions": versions(), "machine": machine(device), "flops_per_s": flop_rate, "bytes_per_s": byte_rate}
-    (RESULTS / "predict.json").write_text(json.dumps(record | {"rows": rows}, indent=1), encoding="utf-8")
+    write_json(RESULTS / "predict.json", record | {"rows": rows})
     head = f"6x128, 1,024 tokens; {flop_rate / 1e9:.0f} GFLOP/s of the MLP's products, "
     head += f"{byte_rate / 1e9:.0f} GB/s of a copy."
-    (RESULTS / "predict.md").write_text("\n".join([head, "", *lines, ""]), encoding="utf-8")
+    write_text(RESULTS / "predict.md", "\n".join([head, "", *lines, ""]))
     print("\n".join([head, "", *lines]))
 
 

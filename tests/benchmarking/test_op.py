@@ -10,7 +10,7 @@ import torch
 
 from spheret.benchmarking import op as module
 from spheret.benchmarking.op import ADD, COPY, Junction, OpBench, bench_op
-from spheret.benchmarking.step import to_table
+from spheret.benchmarking.results import to_table
 from spheret.connections import build_connection
 
 TINY = OpBench(schemes=("pre-ln", "proj", "spheret:p=learn-per-layer"), rows=16, dim=8, rounds=3, warmup=1)

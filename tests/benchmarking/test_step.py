@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 from typing import Any
@@ -10,33 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from spheret.benchmarking.measuring import balanced_order
 from spheret.benchmarking.nanogpt import NanoGPT, configure_adamw
-from spheret.benchmarking.rounds import balanced_order
-from spheret.benchmarking.step import (
-    BASELINE,
-    SAME_OPTIMIZER,
-    TABLE_HEADER,
-    StepBench,
-    batch,
-    bench_step,
-    build_variants,
-    compare_results,
-    to_table,
-)
+from spheret.benchmarking.step import BASELINE, SAME_OPTIMIZER, StepBench, batch, bench_step, build_variants
 from spheret.connections import canonical_name
 from spheret.models import GPT, GPTConfig
 
-TINY: dict[str, Any] = {
-    "n_layer": 2,
-    "n_head": 2,
-    "n_embd": 16,
-    "block_size": 8,
-    "vocab_size": 31,
-    "batch_size": 2,
-    "rounds": 3,
-    "warmup": 1,
-    "device": "cpu",
-}
+from .conftest import TINY
+
 CPU = torch.device("cpu")
 # nanoGPT's names on the left, ours on the right.
 NAMES = {
@@ -50,17 +30,6 @@ NAMES = {
     "mlp.c_fc": "mlp.c_fc",
     "mlp.c_proj": "mlp.c_proj",
 }
-
-
-@pytest.fixture(scope="module")
-def samples() -> list[tuple[str, int]]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def result(samples: list[tuple[str, int]]) -> dict[str, Any]:
-    config = StepBench(schemes=("pre-ln", "spheret:p=1", "spheret:p=learn"), **TINY)
-    return bench_step(config, on_sample=lambda name, number, seconds: samples.append((name, number)))
 
 
 def our_name(name: str) -> str:
@@ -191,55 +160,6 @@ def test_compiled_models_run_as_one_graph_each() -> None:
     result = bench_step(StepBench(schemes=("pre-ln", "proj"), **TINY | {"compile": True, "rounds": 1, "n_layer": 1}))
     assert result["settings"]["compile"] is True
     assert len(result["variants"]) == 4
-
-
-def test_table_has_a_row_per_variant(result: dict[str, Any]) -> None:
-    rows = to_table(result)
-    assert [row[0] for row in rows] == [v["variant"] for v in result["variants"]]
-    assert all(len(row) == len(TABLE_HEADER) for row in rows)
-    assert rows[0][TABLE_HEADER.index("ratio")] == "1.000" and rows[0][-1] == "-"
-
-
-def made_up(result: dict[str, Any], **ratios: float) -> dict[str, Any]:
-    changed = copy.deepcopy(result)
-    for v in changed["variants"]:
-        v["ratio"] = ratios.get(v["variant"], 1.0)
-    return changed
-
-
-def test_gate_finds_a_regression_and_nothing_else(result: dict[str, Any]) -> None:
-    old = made_up(result, proj=1.2)
-    assert compare_results(old, old) == []
-    assert compare_results(old, made_up(result, proj=1.3)) == []  # within 15%
-    assert compare_results(made_up(result, proj=1.5), old) == []  # faster
-    (found,) = compare_results(old, made_up(result, proj=1.5))
-    assert (found.variant, found.old_ratio, found.new_ratio) == ("proj", 1.2, 1.5)
-    assert "proj" in str(found) and "+25%" in str(found)
-    assert len(compare_results(old, made_up(result, proj=1.3), tolerance=0.05)) == 1
-
-
-def test_gate_takes_a_switch_that_an_older_result_does_not_know_as_off(result: dict[str, Any]) -> None:
-    def newer(value: bool) -> dict[str, Any]:
-        return result | {"settings": result["settings"] | {"cold": value}}
-
-    assert compare_results(result, newer(False)) == []
-    with pytest.raises(ValueError, match="cold None and True"):
-        compare_results(result, newer(True))
-
-
-def test_gate_refuses_what_cannot_be_compared(result: dict[str, Any]) -> None:
-    other = copy.deepcopy(result)
-    other["settings"]["n_embd"] = 768
-    with pytest.raises(ValueError, match="n_embd 16 and 768"):
-        compare_results(result, other)
-    fewer = copy.deepcopy(result)
-    fewer["variants"] = [v for v in fewer["variants"] if v["variant"] != "proj"]
-    with pytest.raises(ValueError, match="lacks proj"):
-        compare_results(result, fewer)
-    assert compare_results(fewer, result) == []
-    longer = copy.deepcopy(result)
-    longer["settings"]["rounds"] = 99
-    assert compare_results(result, longer) == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from spheret.cli.console import LOG_WIDTH
 from spheret.cli.main import COMMANDS
 from spheret.connections import list_schemes
+from spheret.training import config_from_dict
 
 SCALE = {
     "--steps": ["3"],
@@ -154,6 +155,16 @@ def test_every_option_has_a_meaning(spheret: Any, scheme: str) -> None:
 def test_a_scheme_is_explained_with_its_options(spheret: Any) -> None:
     _, out, _ = spheret("schemes spheret:p=0.5,alpha=2")
     assert "theta" in out and "p=0.5" in out and "alpha=2" in out and "preset=paper" in out
+
+
+@pytest.mark.parametrize(
+    ("flag", "steps"), [("--warmup-steps 4", 4), ("--warmup-ratio 0.5", 10), ("--warmup 0.5", 10), ("--warmup=4", 4)]
+)
+def test_warmup_as_steps_and_as_a_ratio(spheret: Any, tiny: list[str], flag: str, steps: int) -> None:
+    code, _, err = spheret(f"train --steps 20 {flag} --out run", *tiny)
+    assert code == 0 and ("--warmup is deprecated" in err) == ("-steps" not in flag and "-ratio" not in flag)
+    config = config_from_dict(json.loads(Path("run/config.json").read_text()))
+    assert config.total_warmup_steps == steps
 
 
 def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None:

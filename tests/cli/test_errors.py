@@ -25,6 +25,7 @@ BAD = [
     ("--device cuda:77", "device", "use"),
     ("--out file", "file", "choose another --out"),
     ("--jobs -1", "--jobs -1", "give 0"),
+    ("--warmup-steps 2 --warmup-ratio 0.5", "--warmup-steps 2 and --warmup-ratio 0.5", "give one of them"),
 ]
 
 

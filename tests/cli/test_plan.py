@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import tyro
 
-from spheret.cli.plan import PlanCommand
-from spheret.cli.plan_tables import gpu_table, hours, scientific, short, size
-from spheret.cli.train import with_recipe
-from spheret.costs.cost import run_cost
-from spheret.costs.gpus import GPU
+from spheret.cli.main import with_recipe
+from spheret.cli.plan import PlanCommand, gpu_table, hours, scientific, short, size
+from spheret.costs.cost import GPU, run_cost
 from spheret.recipes import list_recipes, recipe
 
 
@@ -32,7 +30,7 @@ def test_list_has_one_line_for_each_recipe(spheret: Any) -> None:
 
 
 def test_a_plan_at_100_columns(spheret: Any) -> None:
-    code, out, err = spheret("plan cpu-demo --scheme pre-ln proj --gpu h100 B200 --mfu 0.5")
+    code, out, err = spheret("plan cpu-demo --schemes pre-ln proj --gpu h100 B200 --mfu 0.5")
     assert code == 0 and not err
     assert max(map(len, out.splitlines())) <= 100
     cost = run_cost(recipe("cpu-demo", scheme="pre-ln").train_config())
@@ -48,7 +46,7 @@ def test_a_plan_at_100_columns(spheret: Any) -> None:
 
 
 def test_all_methods_of_a_recipe() -> None:
-    command = tyro.cli(PlanCommand, args=["gpt2-small-12l", "--scheme", "all"])
+    command = tyro.cli(PlanCommand, args=["gpt2-small-12l", "--schemes", "all"])
     assert tuple(r.scheme for r in command.recipes()) == recipe("gpt2-small-12l").schemes
 
 
@@ -88,8 +86,26 @@ def test_words_of_a_recipe() -> None:
     assert "--n-layer 36" in joined and "--n-head 20" in joined and "--scheme proj" in joined
     assert joined.count("--lr") == joined.count("--data") == 1 and "1280" not in joined and "openwebtext" not in joined
     assert "--scheme" not in with_recipe(["train", "--recipe", "cpu-demo", "--scheme", "cay"])[:-4]
-    for untouched in (["train", "--steps", "3"], ["plan", "--recipe", "cpu-demo"], []):
+    for untouched in (["train", "--steps", "3"], ["plan", "cpu-demo", "--mfu", "1"], []):
         assert with_recipe(untouched) == untouched
+
+
+def test_plan_and_train_take_a_recipe_in_both_forms() -> None:
+    assert with_recipe(["plan", "cpu-demo", "--scheme=all"]) == ["plan", "cpu-demo", "--schemes=all"]
+    assert with_recipe(["plan", "--gpu", "H100", "--recipe", "cpu-demo"]) == ["plan", "cpu-demo", "--gpu", "H100"]
+    flag = with_recipe(["train", "--recipe", "gpt2-large-36l", "--lr", "1"])
+    assert with_recipe(["train", "gpt2-large-36l", "--lr", "1"]) == flag and "--n-layer" in flag
+
+
+def test_warmup_of_the_command_line_replaces_that_of_the_recipe() -> None:
+    words = with_recipe(["train", "gpt2-large-36l", "--warmup-ratio", "0.1"])
+    assert "--warmup-steps" not in words and words.count("--warmup-ratio") == 1
+
+
+def test_an_optional_argument_is_not_shown_as_required(spheret: Any) -> None:
+    for command, argument in (("plan", "[RECIPE]"), ("schemes", "[SCHEME]")):
+        code, out, _ = spheret(f"{command} --help")
+        assert code == 0 and f" {argument}" in out.splitlines()[0]
 
 
 def test_train_names_an_unknown_recipe(spheret: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from spheret.comparison.compare import Comparison, compare, failures, warnings_of
-from spheret.comparison.plan import TUNING_SEED, CompareConfig
+from spheret.comparison.runs import TUNING_SEED, CompareConfig
 from spheret.comparison.worker import LOCK_FILE, WARNINGS_FILE, warnings_kept
 
 Results = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spheret.benchmarking.bytes import peak_cpu_bytes
+from spheret.benchmarking.measuring import peak_cpu_bytes
 from spheret.connections import list_schemes
 from spheret.costs.memory import StepMemory, in_bfloat16, recompute_blocks, step_memory
 from spheret.models import GPTConfig

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spheret.reporting import load_comparison, load_results, load_run, read_metrics
+from spheret.reporting import load_comparison, load_results, load_run
+from spheret.training.run_folder import read_metrics
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -16,13 +17,19 @@ def write(path: Path, *lines: str) -> Path:
 
 def test_half_a_last_line_is_dropped_silently(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", '{"step": 1, "loss": 2.5}', '{"step": 2, "loss": 2.4}', '{"step": 3, "lo')
-    assert [m["step"] for m in read_metrics(path)] == [1, 2]
+    assert [m["step"] for m in read_metrics(path.parent, skip_damaged=True)] == [1, 2]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", '{"step": 1}', '{"step": 2, "lo{"step": 2}', '{"step": 3}', "")
     with pytest.warns(UserWarning, match=r"metrics\.jsonl:2"):
-        assert [m["step"] for m in read_metrics(path)] == [1, 3]
+        assert [m["step"] for m in read_metrics(path.parent, skip_damaged=True)] == [1, 3]
+
+
+def test_a_run_to_be_resumed_has_no_broken_line(tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", '{"step": 1}', "{broken", '{"step": 3}', "")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a metrics record"):
+        read_metrics(tmp_path)
 
 
 def test_steps_repeated_after_a_resume_count_once_and_in_order(tmp_path: Path) -> None:
@@ -30,12 +37,16 @@ def test_steps_repeated_after_a_resume_count_once_and_in_order(tmp_path: Path) -
         tmp_path / "metrics.jsonl", '{"step": 1, "loss": 5}', '{"step": 2, "loss": 4}', '{"step": 3, "loss": 3}',
         '{"step": 2, "loss": 4.5}', '{"step": 3, "loss": 3.5}',
     )  # fmt: skip
-    assert [(m["step"], m["loss"]) for m in read_metrics(path)] == [(1, 5), (2, 4.5), (3, 3.5)]
+    assert [(m["step"], m["loss"]) for m in read_metrics(path.parent, skip_damaged=True)] == [
+        (1, 5),
+        (2, 4.5),
+        (3, 3.5),
+    ]
 
 
 def test_numbers_that_are_not_finite_become_none(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", '{"step": 1, "loss": NaN, "nested": [Infinity, 1.0]}')
-    assert read_metrics(path) == [{"step": 1, "loss": None, "nested": [None, 1.0]}]
+    assert read_metrics(path.parent, skip_damaged=True) == [{"step": 1, "loss": None, "nested": [None, 1.0]}]
 
 
 def test_a_comparison_comes_back_with_its_runs(make_comparison) -> None:  # type: ignore[no-untyped-def]

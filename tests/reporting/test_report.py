@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spheret.reporting import all_plots, load_comparison, load_results, save_plots, write_report
-from spheret.reporting.html import render_html
+from spheret.reporting.report import render_html
 from spheret.reporting.style import BASELINE_COLOR, looks
 
 HOSTILE = "<script>alert(1)</script>$\\frac{$\"'&"
@@ -213,7 +213,7 @@ def test_save_plots_of_nothing_makes_the_folder(tmp_path: Path) -> None:
 
 def test_import_loads_no_optional_library() -> None:
     code = (
-        "import sys, spheret.reporting, spheret.reporting.html, spheret.reporting.curves\n"
+        "import sys, spheret.reporting, spheret.reporting.report, spheret.reporting.curves\n"
         "raise SystemExit(', '.join({'matplotlib', 'jinja2', 'scipy', 'markupsafe'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

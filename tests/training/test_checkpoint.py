@@ -171,7 +171,7 @@ def violation(scheme: str, weights: dict[str, Tensor]) -> float:
 def test_the_constraint_holds_in_every_checkpoint(
     scheme: str, tiny: Callable[..., TrainConfig], dataset: Dataset, tmp_path: Path
 ) -> None:
-    config = tiny(scheme=scheme, lr=0.05, weight_decay=0.0, warmup=0.0, checkpoint_interval=2, keep_checkpoints=0)
+    config = tiny(scheme=scheme, lr=0.05, weight_decay=0.0, warmup_ratio=0.0, checkpoint_interval=2, keep_checkpoints=0)
     result = train(config, tmp_path / "run", dataset=dataset)
     assert result.val_loss is not None
     saved = checkpoints(tmp_path / "run")

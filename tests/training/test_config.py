@@ -8,13 +8,30 @@ from typing import Any
 import pytest
 
 from spheret.training import TrainConfig, config_from_dict, config_to_dict
+from spheret.training.settings import RunSettings, scheme_lr
 
 Tiny = Callable[..., TrainConfig]
 
 
 def test_json_and_back(tiny: Tiny) -> None:
-    config = tiny(scheme="spheret:p=0.5", dropout=0.1, lr=1e-3, schedule="wsd", warmup=3)
+    config = tiny(scheme="spheret:p=0.5", dropout=0.1, lr=1e-3, schedule="wsd", warmup_steps=3)
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+
+
+def test_the_settings_of_every_command_have_the_same_defaults() -> None:
+    own = TrainConfig()
+    run = RunSettings().train_config(
+        own.model.scheme,
+        lr=scheme_lr(own.model.scheme, n_embd=own.model.n_embd, n_layer=own.model.n_layer),
+        seed=own.seed,
+        vocab_size=own.model.vocab_size,
+    )
+    assert run == own
+
+
+def test_warmup_is_given_once() -> None:
+    with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_ratio = 0\.1 say the same thing twice"):
+        RunSettings(warmup_steps=5, warmup_ratio=0.1).train_config("pre-ln", lr=1e-3, seed=1, vocab_size=1)
 
 
 def test_what_is_left_out_takes_its_default() -> None:
@@ -50,8 +67,11 @@ def test_unknown_keys_are_named(values: dict[str, Any], named: str) -> None:
         ({"compile": True}, "compile=True .* use auto, on, off"),
         ({"on_divergence": "ask"}, "on_divergence='ask'"),
         ({"grad_accum": 5}, "grad_accum=5 .* batch_size=4"),
-        ({"warmup": 6}, "warmup=6 leaves no step .* 6 steps"),
-        ({"warmup": 2.5}, "warmup=2.5"),
+        ({"warmup_steps": 6}, "warmup_steps=6 leaves no step .* 6 steps"),
+        ({"warmup_ratio": 1.0}, "warmup_ratio=1.0 leaves no step .* lower warmup_ratio"),
+        ({"warmup_ratio": 20}, "warmup_ratio=20 .* use 1 or less"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 .* use 0 or more"),
+        ({"warmup_steps": 2.5}, "warmup_steps=2.5 .* use warmup_ratio"),
         ({"max_train_tokens": 100}, "max_train_tokens=100 .* 128 tokens"),
     ],
 )
@@ -61,12 +81,22 @@ def test_a_bad_value_is_named_with_its_fix(tiny: Tiny, changes: dict[str, Any], 
 
 
 def test_warmup_is_a_share_or_a_number_of_steps(tiny: Tiny) -> None:
-    assert tiny(steps=200, warmup=0.05).warmup_steps == 10
-    assert tiny(steps=200, warmup=20).warmup_steps == 20
+    assert tiny(steps=200, warmup_ratio=0.05).total_warmup_steps == 10
+    assert tiny(steps=200, warmup_steps=20).total_warmup_steps == 20
+    assert tiny(steps=200, warmup_steps=0, warmup_ratio=0.05).total_warmup_steps == 0
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0.05, 10), (0.0, 0), (20.0, 20), (1.0, 1)])
+def test_a_configuration_of_before_has_one_warmup_for_both(tiny: Tiny, warmup: float, steps: int) -> None:
+    values = config_to_dict(tiny(steps=200)) | {"warmup": warmup}
+    del values["warmup_steps"], values["warmup_ratio"]
+    assert config_from_dict(values).total_warmup_steps == steps
+    with pytest.raises(ValueError, match=r"warmup=2\.5: use warmup_steps"):
+        config_from_dict(values | {"warmup": 2.5})
 
 
 def test_a_token_bound_lowers_the_steps_and_ends_the_decay_there(tiny: Tiny) -> None:
-    config = tiny(steps=100, max_train_tokens=10 * 128 + 5, warmup=0)
+    config = tiny(steps=100, max_train_tokens=10 * 128 + 5, warmup_ratio=0)
     assert config.tokens_per_step == 128
     assert config.total_steps == 10
     assert config.lr_at(9) == config.min_lr_ratio * config.lr

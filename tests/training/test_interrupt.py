@@ -29,7 +29,7 @@ def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
 
 @pytest.fixture
 def endless(tiny: Tiny) -> TrainConfig:
-    return tiny(steps=1_000_000, warmup=0, checkpoint_interval=100_000, eval_interval=5)
+    return tiny(steps=1_000_000, warmup_ratio=0, checkpoint_interval=100_000, eval_interval=5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -85,7 +85,7 @@ def test_without_checkpoints_a_stop_writes_none(tiny: Tiny, tmp_path: Path, data
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-        train(tiny(), tmp_path, dataset=dataset, on_log=stop)
+        train(tiny(checkpoint_interval=0), tmp_path, dataset=dataset, on_log=stop)
     assert json.loads((tmp_path / "run.json").read_text())["final"]["step"] == 3
     assert checkpoints(tmp_path) == []
 

@@ -137,7 +137,13 @@ def test_a_run_with_an_absurd_learning_rate_diverges(
     on_divergence: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
 ) -> None:
     config = tiny(
-        lr=1e30, warmup=0, grad_clip=0, steps=20, schedule="constant", on_divergence=on_divergence, save_final=False
+        lr=1e30,
+        warmup_ratio=0,
+        grad_clip=0,
+        steps=20,
+        schedule="constant",
+        on_divergence=on_divergence,
+        save_final=False,
     )
     result = train(config, tmp_path, dataset=dataset)
     assert result.outcome == "diverged"

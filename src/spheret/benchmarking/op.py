@@ -1,18 +1,16 @@
 """Speed of one residual connection alone, forward and backward, against the Euclidean ones, in one process and in turn.
 
-What a block makes of a stream ``h`` and an update ``f`` (rows, d): the next stream and the input of the next
-sublayer, each of which sends a gradient back. Pre-LN makes ``s = h + f`` and ``LN(s)``; a sphere connection makes
-``h'``, which is both. Gradients of everything that learns are taken and not accumulated. ``add`` is the bare
-addition, the floor. ``copy`` copies one tensor of the stream's size: its speed is the bandwidth that the others'
-bytes (:func:`moved_bytes`, of eager variants) are set against.
+A variant does what a block does with a hidden state ``h`` and a sublayer output ``f`` (rows, d). It makes the next
+hidden state and the input of the next sublayer, and each of the two sends a gradient back. Pre-LN makes ``s = h + f``
+and ``LN(s)``; a sphere connection makes ``h'``, which is both. Gradients are taken of everything that learns and are
+not accumulated. ``add``, the bare addition, is the floor. ``copy`` copies one tensor of the size of ``h``. Its speed is
+the bandwidth with which the other variants' bytes (:func:`moved_bytes`, for eager ones) are compared.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from statistics import median
 from typing import Any
@@ -20,13 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spheret.benchmarking.bytes import copy_function, flush_function, keep_freed_memory, moved_bytes
-from spheret.benchmarking.results import timing
-from spheret.benchmarking.rounds import balanced_order
-from spheret.benchmarking.step import FORMAT, OnSample, collect_between_rounds
+from spheret.benchmarking.measuring import (
+    OnSample,
+    balanced_order,
+    collect_between_rounds,
+    copy_function,
+    flush_function,
+    keep_freed_memory,
+    moved_bytes,
+    timed,
+)
+from spheret.benchmarking.results import record, timing
 from spheret.connections import build_connection, canonical_name
 from spheret.connections.base import Connection
-from spheret.training.device import machine, resolve_device, versions
+from spheret.training.device import resolve_device
 
 ADD, COPY, COMPILED = "add", "copy", " (compiled)"
 Pair = tuple[Tensor, Tensor]
@@ -34,18 +39,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class OpBench:
-    """What is timed.
-
-    Attributes:
-        schemes: connections; the first is the baseline of the ratios. A name may end in `` (compiled)``.
-        rows: tokens.
-        dim: width d.
-        rounds: timed calls of every variant; twice as many as there are variants give each the same predecessors.
-        warmup: untimed rounds before them, at least 1.
-        dtype: of the stream and the update.
-        cold: empty the caches before every call. In a training they hold a sublayer's weights and activations by then;
-            here, what the variant before has left.
-    """
+    """What is timed."""
 
     schemes: tuple[str, ...] = (
         "pre-ln",
@@ -65,13 +59,24 @@ class OpBench:
         "spheret:p=learn-per-layer",
         "proj (compiled)",
     )
+    """Schemes, the first as baseline of the ratios. One that ends in " (compiled)" goes through torch.compile."""
     rows: int = 4096
+    """Tokens."""
     dim: int = 768
+    """Width d of the hidden state."""
     rounds: int = 40
+    """Timed calls of every variant. With twice as many as there are variants, all have the same predecessors."""
     warmup: int = 3
+    """Untimed rounds before them, at least 1."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
     dtype: str = "float32"
+    """Dtype of the hidden state and the sublayer output: float32, bfloat16, float16 or float64."""
     cold: bool = False
+    """Empty the caches before every call, as a sublayer does in training.
+
+    Otherwise they hold the last variant's data.
+    """
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim", "rounds", "warmup"):
@@ -84,20 +89,23 @@ class OpBench:
 
 
 class Junction(nn.Module):
-    """A connection and the branch input behind it: (h, f) -> (next stream, input of the next sublayer)."""
+    """A connection and the branch input after it: h, f (rows, d) -> next hidden state, input of the next sublayer."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self.connection = connection
 
     def forward(self, h: Tensor, f: Tensor) -> Pair:
-        stream, read = self.connection.combine_and_split(h, f)
-        return stream, self.connection.branch_input(read)
+        stream, branch = self.connection.combine_and_split(h, f)
+        return stream, self.connection.branch_input(branch)
 
 
 def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
-    """Time every variant in every round and return a JSON-able record; ratios are to the first scheme, round by
-    round."""
+    """Time every variant in every round and return a JSON-able record, with ratios to the first scheme.
+
+    Raises:
+        ValueError: a device this machine does not have.
+    """
     device = resolve_device(config.device)
     dtype = getattr(torch, config.dtype)
     generator = torch.Generator().manual_seed(0)
@@ -118,25 +126,23 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
         for number in range(-config.warmup, config.rounds):
             collect()
             order = balanced_order(names, number)
-            calls[order[-1]]()  # so that the first of a round follows a variant, too
+            calls[order[-1]]()  # so that the first of a round follows a variant too
             for name in order:
                 if flush is not None:
                     flush()
-                taken = _timed(calls[name], device)
+                taken = timed(calls[name], device)
                 if number >= 0:
                     seconds[name].append(taken)
                     if on_sample is not None:
                         on_sample(name, number, taken)
     baseline, bandwidth = seconds[config.schemes[0]], 2 * h.numel() * h.element_size() / median(seconds[COPY])
-    return {
-        "format": FORMAT,
-        "kind": "op",
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(config) | {"schemes": list(config.schemes), "device": device.type},
-        "environment": {"versions": versions(), "machine": machine(device)},
-        "baseline": config.schemes[0],
-        "copy_bytes_per_s": bandwidth,
-        "variants": [
+    return record(
+        "op",
+        asdict(config) | {"device": device.type},
+        device,
+        baseline=config.schemes[0],
+        copy_bytes_per_s=bandwidth,
+        variants=[
             timing(
                 name,
                 taken,
@@ -148,7 +154,7 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
             )
             for name, taken in seconds.items()
         ],
-    }
+    )
 
 
 def _variants(config: OpBench, device: torch.device) -> dict[str, tuple[Callable[..., Pair], list[Tensor]]]:
@@ -169,13 +175,3 @@ def _add(h: Tensor, f: Tensor) -> Pair:
 
 def _call(function: Callable[..., Pair], inputs: list[Tensor], gradients: Pair) -> tuple[Tensor, ...]:
     return torch.autograd.grad(function(*inputs[:2]), inputs, gradients)
-
-
-def _timed(call: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started

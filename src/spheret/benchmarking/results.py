@@ -1,13 +1,18 @@
-"""What becomes of a benchmark's record: a table to read, and a gate that finds regressions."""
+"""The record of a benchmark: how it is made, the table that people read, and the gate that finds regressions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import torch
 
+from spheret.training.device import machine, versions
+
+FORMAT = 1
 TABLE_HEADER = (
     "variant",
     "parameters",
@@ -22,6 +27,29 @@ TABLE_HEADER = (
 )
 
 
+def record(
+    kind: str,
+    settings: Mapping[str, Any],
+    device: torch.device,
+    *,
+    baseline: str,
+    variants: Sequence[Mapping[str, Any]],
+    **figures: Any,
+) -> dict[str, Any]:
+    """A benchmark's record, ready for JSON: what was timed, when and where, and what came out."""
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        # JSON has no tuples; the record should equal what is read back from it.
+        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
+        "environment": {"versions": versions(), "machine": machine(device)},
+        "baseline": baseline,
+        **figures,
+        "variants": list(variants),
+    }
+
+
 def timing(
     name: str,
     seconds: Sequence[float],
@@ -33,9 +61,12 @@ def timing(
     moved_bytes: int | None = None,
     bandwidth: float | None = None,
 ) -> dict[str, Any]:
-    """What a benchmark records of one variant: its seconds and their ratios to the baseline's of the same round, each
-    with median, p10 and p90, and the tokens per second at the median. Where its bytes are known, also the share of
-    ``bandwidth`` (bytes per second) at which it moved them."""
+    """What a benchmark records of one variant.
+
+    ``seconds`` of every timed call and their ratios to the baseline's of the same round, both with median, p10 and p90,
+    and the tokens per second at the median. Where the moved bytes are known, also their speed as a share of
+    ``bandwidth`` (bytes per second).
+    """
     ratios = [own / base for own, base in zip(seconds, baseline, strict=True)]
     p10, median, p90 = _percentiles(seconds)
     ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
@@ -99,14 +130,14 @@ class Regression:
 
 
 def compare_results(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float = 0.15) -> list[Regression]:
-    """The variants of `old` whose median ratio is more than `tolerance` (a fraction) larger in `new`; best empty.
+    """The variants of `old` whose median ratio is more than `tolerance` (a fraction) larger in `new`.
 
     Ratios carry over between machines of one kind, so results are comparable when shape, precision, compilation and
-    kind of device agree. ValueError: they do not, or a variant of `old` is missing in `new`.
+    kind of device agree. ValueError: they do not agree, or `new` lacks a variant of `old`.
     """
     free = ("schemes", "rounds", "warmup", "seed")
     settings = [{k: v for k, v in result["settings"].items() if k not in free} for result in (old, new)]
-    # A switch that an older result does not know was off.
+    # A switch that did not exist when the older result was written was off.
     one, other = ({k: v or None for k, v in chosen.items()} for chosen in settings)
     differing = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
     if differing:

@@ -1,18 +1,14 @@
-"""Speed of whole optimisation steps, against nanoGPT, in one process and in turn.
+"""Speed of whole optimisation steps against nanoGPT, in one process and in turn.
 
-A machine that is busy elsewhere slows the variants down together, so the figure to trust is the *ratio* to the
-baseline taken round by round, not the seconds of either. A round runs every variant once, in an order that changes, on
-the same batch; all variants are in memory at once.
+A round times one step of every variant on the same batch, in an order that changes from round to round. All variants
+are in memory at once.
 """
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -20,61 +16,56 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
+from spheret.benchmarking.measuring import (
+    OnSample,
+    balanced_order,
+    collect_between_rounds,
+    keep_freed_memory,
+    peak_cpu_bytes,
+    timed,
+)
 from spheret.benchmarking.nanogpt import NanoGPT, configure_adamw
-from spheret.benchmarking.results import TABLE_HEADER, Regression, compare_results, timing, to_table
-from spheret.benchmarking.rounds import balanced_order
+from spheret.benchmarking.results import record, timing
 from spheret.connections import canonical_name
 from spheret.models import GPT, GPTConfig
-from spheret.training.device import autocast, machine, resolve_device, resolve_dtype, to_device, versions
+from spheret.training.device import autocast, resolve_device, resolve_dtype, to_device
 from spheret.training.optimizer import build_adamw
-
-__all__ = [
-    "BASELINE",
-    "SAME_OPTIMIZER",
-    "TABLE_HEADER",
-    "Regression",
-    "StepBench",
-    "bench_step",
-    "compare_results",
-    "to_table",
-]
 
 BASELINE = "nanogpt"
 SAME_OPTIMIZER = "nanogpt (our optimizer)"
-FORMAT = 1
-LEARNING_RATE, GRAD_CLIP = 6e-4, 1.0
-
-OnSample = Callable[[str, int, float], None]
-"""Called with variant, round and seconds after every timed step."""
+LEARNING_RATE, GRAD_CLIP = 6e-4, 1.0  # the time of a step does not depend on them
 
 
 @dataclass(frozen=True)
 class StepBench:
-    """What is timed.
-
-    Attributes:
-        schemes: connection schemes to set against nanoGPT; see ``spheret schemes``.
-        batch_size: sequences of ``block_size`` tokens per step.
-        rounds: timed steps of every variant.
-        warmup: untimed rounds before them, at least 1: the first step allocates the optimizer's state and compiles.
-        compile: run the models through ``torch.compile``, each as one graph.
-        dtype: ``auto`` is float32 on CPUs and bfloat16 autocast on CUDA devices that have it.
-    """
+    """What is timed. Batch and vocabulary are the benchmark's own: committed results were measured with them."""
 
     schemes: tuple[str, ...] = ("pre-ln", "proj", "cay", "geonorm")
-    n_layer: int = 6
-    n_head: int = 4
-    n_embd: int = 128
-    block_size: int = 128
+    """Schemes to time beside nanoGPT (see `spheret schemes`)."""
+    n_layer: int = GPTConfig.n_layer
+    """Blocks, each an attention and an MLP sublayer."""
+    n_head: int = GPTConfig.n_head
+    """Attention heads."""
+    n_embd: int = GPTConfig.n_embd
+    """Width d of the hidden state."""
+    block_size: int = GPTConfig.block_size
+    """Context length, tokens."""
     vocab_size: int = 257
+    """Rows of the embedding and the head."""
     batch_size: int = 8
+    """Sequences per step."""
     rounds: int = 20
+    """Timed steps of every variant."""
     warmup: int = 3
+    """Untimed rounds before them, at least 1: the first step allocates the optimizer's state and compiles."""
     compile: bool = False
+    """Run the models through torch.compile, each as one graph."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
     dtype: str = "auto"
+    """float32, bfloat16, or auto: float32 on CPUs, bfloat16 on GPUs that have it."""
     seed: int = 0
+    """Decides weights and batches, on which the time does not depend."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "rounds", "warmup"):
@@ -106,7 +97,7 @@ class Variant:
     peak_bytes: int | None = None
 
     def step(self, x: Tensor, y: Tensor, precision: AbstractContextManager[object]) -> None:
-        """Forward, backward, clip, update: what a trainer does once per batch."""
+        """Forward, backward, clip, update: what a trainer does once per batch of ids x, y (B, T)."""
         with precision:
             _, loss = self.forward(x, y)
         loss.backward()
@@ -115,6 +106,19 @@ class Variant:
         if self.after_step is not None:
             self.after_step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def timed_step(
+        self, x: Tensor, y: Tensor, precision: AbstractContextManager[object], device: torch.device
+    ) -> float:
+        """Seconds of one ``step``; on CUDA it also records the peak memory."""
+        cuda = device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        seconds = timed(partial(self.step, x, y, precision), device)
+        if cuda:  # the weights of all variants are on the device: count this one's, and what its step added
+            self.peak_bytes = torch.cuda.max_memory_allocated(device) - before + self.resident_bytes()
+        return seconds
 
     def resident_bytes(self) -> int:
         """Parameters, buffers and optimizer state, which stay in memory between steps."""
@@ -125,10 +129,9 @@ class Variant:
 def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
     """Time one optimisation step of every scheme against nanoGPT's and return a JSON-able record.
 
-    Variants: ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``,
-    which tells what the optimizer contributes, then spheret's GPT with each scheme and the trainer's optimizer. Of
-    each: ``seconds`` of every timed step, their median, p10 and p90, tokens/s at the median, ``ratios`` to the
-    baseline's step of the same round with median, p10 and p90, and the peak memory that this variant would need alone.
+    The variants are ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``, which tells what the optimizer
+    contributes, and spheret's GPT with each scheme and the trainer's optimizer. The record of a variant holds what
+    `timing` returns, with the peak memory that it would need alone.
 
     Raises:
         ValueError: a device this machine does not have.
@@ -144,7 +147,7 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
             x, y = batch(config, number, device)
             collect()
             for variant in balanced_order(variants, number):
-                seconds = _timed(variant, x, y, precision, device)
+                seconds = variant.timed_step(x, y, precision, device)
                 if number >= 0:
                     variant.seconds.append(seconds)
                     if on_sample is not None:
@@ -152,15 +155,12 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
         if device.type == "cpu":
             for variant in variants:
                 variant.peak_bytes = peak_cpu_bytes(partial(variant.step, x, y, precision)) + variant.resident_bytes()
-    return {
-        "format": FORMAT,
-        "kind": "step",
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(config)
-        | {"schemes": list(config.schemes), "device": device.type, "dtype": str(dtype).removeprefix("torch.")},
-        "environment": {"versions": versions(), "machine": machine(device)},
-        "baseline": variants[0].name,
-        "variants": [
+    return record(
+        "step",
+        asdict(config) | {"device": device.type, "dtype": str(dtype).removeprefix("torch.")},
+        device,
+        baseline=variants[0].name,
+        variants=[
             timing(
                 variant.name,
                 variant.seconds,
@@ -171,11 +171,11 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
             )
             for variant in variants
         ],
-    }
+    )
 
 
 def build_variants(config: StepBench, device: torch.device) -> list[Variant]:
-    """The two nanoGPT variants and one for every scheme, all on `device`, the weights drawn from one seed."""
+    """The two nanoGPT variants and one per scheme, all on `device`, each with weights drawn from the same seed."""
     variants = []
     for name in (BASELINE, SAME_OPTIMIZER, *map(canonical_name, config.schemes)):
         torch.manual_seed(config.seed)
@@ -189,46 +189,15 @@ def build_variants(config: StepBench, device: torch.device) -> list[Variant]:
 
 
 def batch(config: StepBench, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random ids (B, T) and their successors, a function of seed and round: the work does not depend on the text."""
+    """Random ids (B, T) and their successors, from seed and round. The work does not depend on the text."""
     rng = np.random.default_rng([config.seed, number + config.warmup])
     tokens = rng.integers(config.vocab_size, size=(config.batch_size, config.block_size + 1))
     x, y = (to_device(np.ascontiguousarray(part), device) for part in (tokens[:, :-1], tokens[:, 1:]))
     return x, y
 
 
-def _timed(
-    variant: Variant, x: Tensor, y: Tensor, precision: AbstractContextManager[object], device: torch.device
-) -> float:
-    cuda = device.type == "cuda"
-    before = 0
-    if cuda:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    started = time.perf_counter()
-    variant.step(x, y, precision)
-    if cuda:
-        torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - started
-    if cuda:  # every variant's weights are on the device: count this one's and what its step added
-        variant.peak_bytes = torch.cuda.max_memory_allocated(device) - before + variant.resident_bytes()
-    return seconds
-
-
-@contextmanager
-def collect_between_rounds() -> Iterator[Callable[[], object]]:
-    """No garbage collection inside a timed step; the caller collects between rounds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield gc.collect
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _enough_compilations(config: StepBench, variants: int) -> AbstractContextManager[object]:
-    """All schemes share the code of GPT.forward, and the compiler by default gives up on a function's ninth version."""
+    """All schemes share the code of GPT.forward, and the compiler gives up on the ninth version of a function."""
     if not config.compile:
         return nullcontext()
     torch.compiler.reset()

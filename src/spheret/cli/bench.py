@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,22 +11,23 @@ import tyro
 from rich.table import Table
 
 from spheret.benchmarking.op import OpBench, bench_op
-from spheret.benchmarking.step import TABLE_HEADER, StepBench, bench_step, compare_results, to_table
+from spheret.benchmarking.results import TABLE_HEADER, compare_results, to_table
+from spheret.benchmarking.step import StepBench, bench_step
 from spheret.cli.console import output, say
-from spheret.training.run_folder import write_json
+from spheret.training.run_folder import read_json, write_json
 
 
 @dataclass(frozen=True)
 class _Files:
     out: Path | None = None
-    """Write the result there as JSON."""
+    """Write the result to this file, as JSON."""
     against: Path | None = None
-    """Result of an earlier benchmark: fail if a ratio grew by more than 15%."""
+    """Result of an earlier benchmark. Exit with 1 if a ratio grew by more than 15%."""
 
 
 @dataclass(frozen=True)
 class StepCommand(_Files, StepBench):
-    """Whole optimisation steps against a plain nanoGPT of the same shape.
+    """Time whole optimisation steps against a plain nanoGPT of the same shape.
 
     Example: spheret bench step --schemes pre-ln proj --rounds 20
     """
@@ -35,7 +35,7 @@ class StepCommand(_Files, StepBench):
 
 @dataclass(frozen=True)
 class OpCommand(_Files, OpBench):
-    """One residual connection alone, forward and backward, against Pre-LN.
+    """Time one residual connection alone, forward and backward, against Pre-LN.
 
     Example: spheret bench op --rows 4096 --dim 768 --rounds 20
     """
@@ -43,7 +43,7 @@ class OpCommand(_Files, OpBench):
 
 @dataclass(frozen=True)
 class BenchCommand:
-    """Time whole optimisation steps (step), or one connection alone (op), against the baselines.
+    """Time whole optimisation steps (step) or one connection alone (op) against the baselines.
 
     Example: spheret bench step --schemes pre-ln proj --rounds 20
     """
@@ -55,10 +55,10 @@ class BenchCommand:
 
 
 def run(command: BenchCommand) -> int:
-    """Measure, print the table; returns the exit code."""
+    """Measure and print the table; returns the exit code."""
     console = output()
     setup = command.what
-    earlier = json.loads(setup.against.read_text()) if setup.against else None
+    earlier = read_json(setup.against) if setup.against else None
     kind, measure = _KINDS[type(setup)]
     with console.status("timing ...") as status:
         result = measure(
@@ -66,7 +66,8 @@ def run(command: BenchCommand) -> int:
             on_sample=lambda name, i, _: status.update(f"round {i + 1}/{setup.rounds}: {name}"),
         )
     console.print(_table(to_table(result)))
-    say(console, f"ratio: time over that of {result['baseline']}, round by round; median of the rounds", "dim")
+    note = f"ratio: time divided by that of {result['baseline']} in the same round; median over the rounds"
+    say(console, note, "dim")
     if setup.out is not None:
         setup.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(setup.out, result)
@@ -84,7 +85,7 @@ _KINDS: dict[type, tuple[Any, Callable[..., dict[str, Any]]]] = {
 
 
 def _table(rows: list[tuple[str, ...]]) -> Table:
-    """The columns that say something here; parameters are not what is timed."""
+    """The columns that have values here, without the parameters, which are not what is timed."""
     shown = [i for i, name in enumerate(TABLE_HEADER) if name != "parameters" and any(row[i] != "-" for row in rows)]
     table = Table(box=None, pad_edge=False)
     for i in shown:

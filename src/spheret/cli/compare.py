@@ -1,19 +1,23 @@
-"""`spheret compare`: run the comparison, show it, write the report."""
+"""`spheret compare`: run the comparison, show it, write its report. `spheret report`: the same from a folder."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
+import tyro
 from rich.console import Console
 
-from spheret.cli.console import output, say
-from spheret.cli.errors import flags_checked
+from spheret.cli.console import flags_checked, output, say
 from spheret.cli.progress import view
 from spheret.comparison.compare import compare, failures, warnings_of
-from spheret.comparison.plan import CompareConfig
-from spheret.reporting import load_results, print_table, write_report
+from spheret.comparison.runs import CompareConfig
+from spheret.reporting import load_results, markdown, print_table, write_report
+
+# --- compare ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,8 @@ class CompareCommand(CompareConfig):
     """Compare residual schemes: schemes x learning rates x seeds on one corpus -> table, report.html, verdict.
 
     Example: spheret compare --schemes pre-ln proj cay --lrs 2e-3 4e-3 8e-3 --seeds 3 --steps 400 --out runs/first
+
+    The same command again finishes what is missing and reuses the runs that have ended.
     """
 
     def __post_init__(self) -> None:
@@ -35,17 +41,14 @@ def run(config: CompareConfig) -> int:
     size = f"{config.total_runs} runs of {config.steps} steps"
     say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
     if (earlier := _earlier_command(config)) not in (None, config.command()):
-        say(
-            console,
-            f"{config.out} holds another comparison: its runs are kept, its report is replaced. It was",
-            "yellow",
-        )
+        notice = f"{config.out} holds another comparison. Its runs are kept and its report is replaced. It was"
+        say(console, notice, "yellow")
         say(console, f"  {earlier}", "yellow", to_copy=True)
     try:
         with view(console) as live:
             results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
     except KeyboardInterrupt as stop:
-        say(console, f"\nStopped. {config.out} keeps the runs that have ended; go on with the same command:")
+        say(console, f"\nStopped. {config.out} keeps the runs that have ended. The same command continues:")
         say(console, f"  {config.command()}", to_copy=True)
         return getattr(stop, "exit_code", 130)
     say(console)
@@ -57,12 +60,15 @@ def run(config: CompareConfig) -> int:
     crashed = failures(results)
     for folder, reason in crashed:
         print(f"{config.out / folder} {reason}", file=sys.stderr)
-    _report(console, config)
+    report = write_report(config.out, partial=True)
+    say(console)
+    say(console, f"Report:  {report}", to_copy=True)
+    say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", to_copy=True)
     return 1 if crashed else 0
 
 
 def _earlier_command(config: CompareConfig) -> str | None:
-    """Command of the comparison whose results lie in the folder; None where there are none that can be read."""
+    """Command of the comparison whose results are in the folder; None where there are none that can be read."""
     try:
         command: str = load_results(config.out)["command"]
     except (OSError, ValueError, KeyError):
@@ -70,15 +76,42 @@ def _earlier_command(config: CompareConfig) -> str | None:
     return command
 
 
-def _report(console: Console, config: CompareConfig) -> None:
-    report = write_report(config.out, partial=True)
-    say(console)
-    say(console, f"Report:  {report}", to_copy=True)
-    say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", to_copy=True)
-
-
 def _require_report_libraries() -> None:
     """ImportError now, not after hours of training."""
     missing = [name for name in ("scipy", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f'intervals and report need {", ".join(missing)}: pip install "spheret[report]"')
+
+
+# --- report ---
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Rebuild table, plots and report.html of a comparison from its folder.
+
+    Example: spheret report runs/first --figures figures/
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Folder that `spheret compare` wrote."""
+    figures: Path | None = None
+    """Also save every figure in this folder, as .svg and .png."""
+    markdown: bool = False
+    """Print the table as Markdown, to paste."""
+
+
+def run_report(command: ReportCommand) -> int:
+    """Print the table and write the report; returns the exit code."""
+    console: Console = output()
+    results = load_results(command.folder)
+    if command.markdown:
+        print(markdown(results))
+    else:
+        print_table(console, results)
+        say(console)
+        say(console, results["verdict"])
+        say(console)
+    report = write_report(command.folder, partial=True, figures=command.figures)
+    say(console, f"Report: {report}", to_copy=True)
+    return 0

@@ -1,38 +1,46 @@
-"""Where commands print."""
+"""How commands talk to their user: text on stdout, and an error that a user can act on as one line."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
 LOG_WIDTH = 120
-"""Columns where there is no terminal to ask, wide enough for the whole table in a log."""
+"""Columns where there is no terminal to ask; wide enough for the whole table of a comparison in a log."""
+
+# --- text ---
 
 
 def output() -> Console:
-    """stdout: as wide as the terminal (or as COLUMNS says), 120 columns in a pipe or a file."""
+    """stdout, as wide as the terminal (or as COLUMNS says); 120 columns in a pipe or a file."""
     width = None if is_terminal() or os.environ.get("COLUMNS") else LOG_WIDTH
     return Console(width=width, highlight=False)
 
 
 def is_terminal() -> bool:
-    """Whether stdout is a terminal that can redraw lines; colours may be forced on a pipe, redrawing not."""
+    """Whether stdout can redraw lines. Colours may be forced on a pipe; redrawing cannot."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def say(console: Console, text: str = "", style: str = "", *, to_copy: bool = False) -> None:
-    """Prints text without markup.
+    """Print text without markup.
 
-    A terminal gets its lines broken between words, unless they are `to_copy`; a pipe gets them whole.
+    A terminal breaks long lines between words, except where the text is meant `to_copy`. A pipe gets whole lines.
     """
     console.print(text, style=style, markup=False, soft_wrap=to_copy or not is_terminal())
 
 
 def say_hanging(console: Console, start: str, text: str, style: str = "") -> None:
-    """``text`` behind ``start``, broken between words at the console's width, further lines below the first."""
+    """Print ``text`` after ``start``, broken between words at the console's width, each further line below the
+    first."""
     lines = textwrap.wrap(
         text,
         max(console.width, len(start) + 20),
@@ -41,3 +49,46 @@ def say_hanging(console: Console, start: str, text: str, style: str = "") -> Non
         break_on_hyphens=False,
     )
     say(console, "\n".join(lines) or start.rstrip(), style, to_copy=True)
+
+
+def duration(seconds: float | None) -> str:
+    """75 -> 1m15s; None -> --."""
+    if seconds is None:
+        return "--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+# --- errors ---
+
+
+class UsageError(Exception):
+    """A flag with a value that cannot be used.
+
+    Not a ValueError: tyro would put that into a box, broken at the width of the terminal.
+    """
+
+
+@contextmanager
+def flags_checked() -> Iterator[None]:
+    """For the checks of a command's configuration: turns a ValueError into a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def explain(error: BaseException) -> str:
+    """The message of an error. For an error of the operating system: what went wrong, and with which file."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return str(error) or type(error).__name__
+
+
+def as_flags(message: str, command: Any) -> str:
+    """`message` with the fields that it names written as flags: 'n_embd = 30' becomes '--n-embd 30'."""
+    for field in dataclasses.fields(command):
+        message = re.sub(rf"(?<![\w-]){field.name} ?= ?(?=\S)", f"--{field.name.replace('_', '-')} ", message)
+    return message

@@ -1,18 +1,25 @@
-"""The `spheret` command. Every subcommand is a frozen dataclass, from which tyro makes the flags and the help."""
+"""The `spheret` command: from the words of a command line to a command, and from an error to one line and an exit code.
+
+Every subcommand is a frozen dataclass, from which tyro makes the flags and the help.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import tyro
 
 from spheret import __version__
-from spheret.cli import bench, compare, plan, prepare, report, schemes, train
-from spheret.cli.errors import UsageError, as_flags, explain
+from spheret.cli import bench, compare, plan, schemes, train
+from spheret.cli.console import UsageError, as_flags, explain, flags_checked
 from spheret.comparison.compare import ComparisonBusy
+from spheret.recipes import recipe
+from spheret.training.config import warmup_settings
 
 DESCRIPTION = """Sphere-retraction residual connections for transformers: compare schemes, train, report.
 
@@ -22,8 +29,8 @@ Example: spheret compare --schemes pre-ln proj --seeds 3
 COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "compare": (compare.CompareCommand, compare.run),
     "train": (train.TrainCommand, train.run),
-    "prepare": (prepare.PrepareCommand, prepare.run),
-    "report": (report.ReportCommand, report.run),
+    "prepare": (train.PrepareCommand, train.run_prepare),
+    "report": (compare.ReportCommand, compare.run_report),
     "plan": (plan.PlanCommand, plan.run),
     "bench": (bench.BenchCommand, bench.run),
     "schemes": (schemes.SchemesCommand, schemes.run),
@@ -43,8 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str]) -> int:
     classes = {name: command for name, (command, _) in COMMANDS.items()}
-    try:  # building a configuration checks it, so a bad value is an error of the same kind here
-        given = train.with_recipe(words)
+    try:  # building a configuration checks it, so a bad value raises here too
+        given = with_recipe(without_warmup(words))
         command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
     except KeyboardInterrupt as stop:
@@ -57,3 +64,75 @@ def _run(words: list[str]) -> int:
         kind = classes.get(name)
         print(f"spheret {name}: {as_flags(explain(error), kind) if kind else explain(error)}", file=sys.stderr)
         return 2
+
+
+# --- words that are replaced before tyro sees them ---
+
+
+def with_recipe(words: list[str]) -> list[str]:
+    """The command line with its recipe in the form that the command takes.
+
+    `plan` and `train` both accept `--recipe NAME` and NAME as their first word. `plan` takes the latter. `train` gets
+    the flags of the recipe before its own, except those that it gives itself. UsageError: an unknown recipe or scheme.
+    """
+    name = _given(words, "--recipe")
+    if words[:1] == ["plan"]:
+        # `--scheme` as in `train`, for `--schemes`. (An alias known to tyro would come first in the help.)
+        words = [re.sub(r"^--scheme(?=$|=)", "--schemes", word) for word in words]
+        return words if name is None else ["plan", name, *_without(words, "--recipe")[1:]]
+    if words[:1] != ["train"]:
+        return words
+    if len(words) > 1 and not words[1].startswith("-"):
+        name, words = words[1], ["train", "--recipe", *words[1:]]
+    if not name:
+        return words
+    with flags_checked():
+        planned = recipe(name, scheme=_given(words, "--scheme")).flags()
+    given = {_flag(word) for word in words}
+    if given & {"--warmup-steps", "--warmup-ratio"}:  # two ways to say one thing: either replaces the recipe's
+        given |= {"--warmup-steps", "--warmup-ratio"}
+    kept, keep = [], True
+    for word in planned:  # a flag and its values
+        if word.startswith("--"):
+            keep = word not in given
+        if keep:
+            kept.append(word)
+    return ["train", *kept, *words[1:]]
+
+
+def without_warmup(words: list[str]) -> list[str]:
+    """`--warmup X` of earlier versions as `--warmup-ratio X` (below 1) or `--warmup-steps X`, with a notice on stderr.
+
+    UsageError: neither a share nor a whole number.
+    """
+    value = _given(words, "--warmup")
+    if words[:1] not in (["train"], ["compare"]) or value is None:
+        return words
+    try:
+        warmup = float(value)
+    except ValueError:
+        raise UsageError(f"--warmup {value}: give --warmup-steps N or --warmup-ratio X") from None
+    with flags_checked():
+        ((field, number),) = warmup_settings(warmup).items()
+    flag = f"--{field.replace('_', '-')}"
+    print(f"spheret {words[0]}: --warmup is deprecated; this is {flag} {number}", file=sys.stderr)
+    return [*_without(words, "--warmup"), flag, str(number)]
+
+
+def _given(words: list[str], flag: str) -> str | None:
+    """Value of a flag on a command line, written `--flag value` or `--flag=value`."""
+    for word, following in pairwise([*words, ""]):
+        if _flag(word) == flag:
+            return word.partition("=")[2] if "=" in word else following
+    return None
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    """The words without this flag and its value."""
+    place = next(i for i, word in enumerate(words) if _flag(word) == flag)
+    return words[:place] + words[place + (1 if "=" in words[place] else 2) :]
+
+
+def _flag(word: str) -> str:
+    """`--n_layer=3` -> `--n-layer`, the spelling of flags that recipes use."""
+    return word.partition("=")[0].replace("_", "-")

@@ -11,18 +11,18 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from spheret.cli.console import is_terminal, say
+from spheret.cli.console import duration, is_terminal, say
 from spheret.comparison.compare import Comparison
-from spheret.comparison.plan import RunSpec
 from spheret.comparison.runner import Active, Runner
+from spheret.comparison.runs import RunSpec
 from spheret.training import RunResult
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 300.0
-"""Plain lines on the state of things: the first after so long, later ones further and further apart."""
+"""Time until the first plain line on the state of things, and the longest time between two later ones."""
 SHOWN = 4
-"""Most runs that a plain line names."""
+"""The most runs that a plain line names."""
 NARROW = 88
-"""Columns that the live table takes with all it could show."""
+"""Columns that the live table needs for all that it can show."""
 
 
 class View(Protocol):
@@ -39,7 +39,7 @@ def view(console: Console) -> View:
 
 
 class Ended:
-    """Finds the runs that have ended since it was last asked, and counts them one by one."""
+    """Finds and numbers the runs that have ended since it was last asked."""
 
     def __init__(self) -> None:
         self._seen: set[RunSpec] = set()
@@ -62,13 +62,13 @@ def outcome(result: RunResult | None) -> str:
 
 
 class Clock:
-    """Estimates the time left from the steps that this call has done since it began to train."""
+    """Estimates the time left from the steps done since this call began to train."""
 
     def __init__(self) -> None:
         self._started: float | None = None
 
     def left(self, state: Comparison, runner: Runner) -> float | None:
-        """Seconds, None while there is nothing to go by."""
+        """Seconds; None while too little is done for an estimate."""
         if self._started is None:
             self._started = time.monotonic()
         inside = sum(_step(active) / state.config.steps for active in runner.active)
@@ -79,17 +79,8 @@ class Clock:
         return (time.monotonic() - self._started) * remaining / worked
 
 
-def duration(seconds: float | None) -> str:
-    """75 -> 1m15s."""
-    if seconds is None:
-        return "--"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
-
-
 class PlainView:
-    """One line when a run ends, and now and then one on the state of things."""
+    """One line when a run ends, and from time to time one on the state of things."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.ended, self.clock = console, Ended(), Clock()

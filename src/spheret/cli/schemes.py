@@ -1,4 +1,4 @@
-"""`spheret schemes`: the methods, their equations and sources, read from the files that implement them."""
+"""`spheret schemes`: the schemes, their equations and sources, read from the files that implement them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from spheret.connections import list_schemes, parse_scheme
 from spheret.connections.base import Scheme
 
 LEGEND = (
-    "F is a sublayer, f its output, h (d numbers) the state of a token, L the number of blocks of two sublayers each.",
-    "Cost: one unit is one number read or written for every entry of h, counted operation by operation over one "
+    "F is a sublayer, f its output, h (d numbers) a hidden state, L the number of blocks, each of two sublayers.",
+    "Cost: one unit is one number read or written for every entry of h. It is counted operation by operation over one "
     "connection in eager PyTorch, forward and backward, with the sum of the two gradients that meet at h.",
     "spheret:p=<x> takes any x in (0, inf]. `spheret schemes NAME` explains a scheme and lists its options.",
 )
@@ -34,12 +34,13 @@ class SchemesCommand:
     Example: spheret schemes spheret:p=0.5
     """
 
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCHEME", help_behavior_hint="")] = ""
-    """Scheme to explain; without it, all are listed."""
+    # In brackets, because tyro shows an optional positional argument like a required one.
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCHEME]", help_behavior_hint="")] = ""
+    """Scheme to explain. Without it, all schemes are listed."""
 
 
 def run(command: SchemesCommand) -> int:
-    """Print the list, or one scheme's own documentation and its options with their values."""
+    """Print the list, or one scheme's documentation and its options with their values; returns the exit code."""
     console = output()
     if command.name:
         _explain(console, parse_scheme(command.name))
@@ -49,7 +50,7 @@ def run(command: SchemesCommand) -> int:
 
 
 def _list(console: Console) -> None:
-    """Every scheme on a line of its own; members of one family stand together above the facts they share."""
+    """Every scheme on its own line; the members of a family come together, above the facts that they share."""
     for _, family in groupby(list_schemes(), key=lambda name: type(parse_scheme(name))):
         names = list(family)
         width = max(map(len, names))
@@ -97,7 +98,7 @@ def _facts(scheme: Scheme) -> dict[str, str]:
 
 
 def _parameters(scheme: Scheme) -> str:
-    """How many numbers a connection and the two ends of the model learn, in terms of the width."""
+    """Learned numbers of a connection and of the stream, in terms of the width d."""
     widths = (64, 128)
     streams = [scheme.stream(width, 2) for width in widths]
     connections = [
@@ -108,7 +109,7 @@ def _parameters(scheme: Scheme) -> str:
 
 
 def _size(modules: Sequence[nn.Module], widths: tuple[int, int]) -> str:
-    """The number of learned parameters as a line in d, from its values at two widths."""
+    """The number of learned parameters as a linear function of d, from its values at two widths."""
     first, second = (sum(p.numel() for p in module.parameters() if p.requires_grad) for module in modules)
     slope = (second - first) // (widths[1] - widths[0])
     constant = first - slope * widths[0]
@@ -117,7 +118,7 @@ def _size(modules: Sequence[nn.Module], widths: tuple[int, int]) -> str:
 
 
 def _say_facts(console: Console, facts: Mapping[str, str], indent: int = 0) -> None:
-    """Names on the left, what is to be said of them on the right, in one column."""
+    """Names in a column on the left, their texts on the right."""
     width = max(map(len, facts))
     for name, text in facts.items():
         for i, line in enumerate(text.splitlines() or [""]):
@@ -132,7 +133,7 @@ def _word(value: Any) -> str:
 
 
 def _meanings(cls: type[Scheme]) -> dict[str, str]:
-    """What each option does, from the ``Attributes`` of the scheme's class and of those that it extends."""
+    """What each option does, from the ``Attributes`` of the scheme's class and of its base classes."""
     return {
         item.arg_name: " ".join((item.description or "").split())
         for base in reversed(cls.__mro__)

@@ -1,24 +1,64 @@
-"""`spheret train`: one run."""
+"""`spheret prepare`: corpus -> tokenised shards. `spheret train`: one run on a corpus."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from spheret.cli.console import output, say
-from spheret.cli.errors import UsageError, flags_checked
-from spheret.cli.progress import duration
-from spheret.comparison.settings import RunSettings, scheme_lr
+from spheret.cli.console import UsageError, duration, flags_checked, output, say
 from spheret.connections import canonical_name
-from spheret.data import prepare
-from spheret.recipes import recipe
+from spheret.data import DataConfig, prepare
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.run_folder import CONFIG, RUN
+from spheret.training.settings import RunSettings, scheme_lr
 from spheret.training.state import check_buildable
+
+# --- prepare ---
+
+
+@dataclass(frozen=True)
+class PrepareCommand:
+    """Turn a corpus into tokenised shards.
+
+    Example: spheret prepare --data corpus.parquet more/ --tokenizer bpe:8192 --out shards
+    """
+
+    data: tuple[str, ...] = DataConfig.data
+    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
+    tokenizer: str = DataConfig.tokenizer
+    """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
+    text_column: str = DataConfig.text_column
+    """Field of .jsonl and .parquet files that holds the text."""
+    val_fraction: float = DataConfig.val_fraction
+    """Share of the documents held out for validation."""
+    out: Path | None = None
+    """Folder to write to. If not given, the cache."""
+
+    def __post_init__(self) -> None:
+        with flags_checked():
+            self.config()
+
+    def config(self) -> DataConfig:
+        """What to read and how to split it."""
+        return DataConfig(
+            data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+        )
+
+
+def run_prepare(command: PrepareCommand) -> int:
+    """Prepare the corpus and print its summary; returns the exit code."""
+    console = output()
+    dataset = prepare(command.config(), out=command.out, progress=lambda line: say(console, line, "dim"))
+    for key, value in dataset.summary().items():
+        say(console, f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+    say(console, f"folder: {dataset.path}", to_copy=True)
+    return 0
+
+
+# --- train ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +67,22 @@ class TrainCommand(RunSettings):
 
     Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
 
-    Stopped by Ctrl-C or a signal, it goes on with the same command and --resume.
+    A run that Ctrl-C or a signal stopped continues with the same command and --resume. `spheret train NAME` is short
+    for `spheret train --recipe NAME`.
     """
 
     recipe: str = ""
-    """Settings of this recipe (see `spheret plan`) for every flag that is not given."""
+    """Take the settings of this recipe (see `spheret plan`) for every flag that is not given."""
     scheme: str = "spheret:p=1"
     """Residual scheme (see `spheret schemes`)."""
     lr: float | None = None
-    """Peak learning rate; none given: 0.4/d for the width d, times the factor that the scheme asks for."""
-    seed: int = 1
+    """Peak learning rate. If not given: 0.4/d for the width d, times the factor that the scheme asks for."""
+    seed: int = TrainConfig.seed
     """Decides the initial weights and the order of the batches."""
-    checkpoint_interval: int = 500
-    """Steps between checkpoints; 0: only one at the end, and a run that is stopped starts over."""
     out: Path = Path("runs/train")
     """Run folder."""
     resume: bool = False
-    """Go on from the newest checkpoint in --out."""
+    """Continue from the newest checkpoint in --out."""
 
     def __post_init__(self) -> None:
         with flags_checked():
@@ -59,41 +98,8 @@ class TrainCommand(RunSettings):
         )
 
 
-def with_recipe(words: list[str]) -> list[str]:
-    """The words of a command line, with those of the recipe that `train --recipe NAME` asks for in front of its own
-    flags, but for the flags that are given.
-
-    UsageError: an unknown recipe or scheme.
-    """
-    if words[:1] != ["train"] or not (name := _given(words, "--recipe")):
-        return words
-    with flags_checked():
-        planned = recipe(name, scheme=_given(words, "--scheme")).flags()
-    given = {_flag(word) for word in words}
-    kept, keep = [], True
-    for word in planned:  # a flag and its values
-        if word.startswith("--"):
-            keep = word not in given
-        if keep:
-            kept.append(word)
-    return ["train", *kept, *words[1:]]
-
-
-def _given(words: list[str], flag: str) -> str | None:
-    """Value of a flag on a command line, written `--flag value` or `--flag=value`."""
-    for word, following in pairwise([*words, ""]):
-        if _flag(word) == flag:
-            return word.partition("=")[2] if "=" in word else following
-    return None
-
-
-def _flag(word: str) -> str:
-    """`--n_layer=3` -> `--n-layer`, the spelling of flags that recipes use."""
-    return word.partition("=")[0].replace("_", "-")
-
-
 def run(command: TrainCommand) -> int:
-    """Train with one line of progress per log record; returns the exit code."""
+    """Train, with one line of progress per log record; returns the exit code."""
     console = output()
     _check_folder(command)
     check_buildable(command.config(vocab_size=1))
@@ -101,7 +107,7 @@ def run(command: TrainCommand) -> int:
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)
     if command.resume and (saved := checkpoints(command.out)):
-        say(console, f"going on from {saved[-1].name} of {config.total_steps}")
+        say(console, f"continuing from {saved[-1].name} of {config.total_steps}")
     try:
         result = train(
             config,
@@ -111,15 +117,15 @@ def run(command: TrainCommand) -> int:
             on_log=lambda record: say(console, line(record)),
         )
     except TrainingInterrupted as stop:
-        kept = "" if checkpoints(command.out) else ", from the start, for want of a checkpoint"
-        say(console, f"Stopped. {command.out} holds the run so far; go on with the same command and --resume{kept}.")
+        start = "" if checkpoints(command.out) else " It starts over, because there is no checkpoint."
+        say(console, f"Stopped. {command.out} holds the run so far. The same command with --resume continues.{start}")
         return stop.exit_code
     say(console, summary(result))
     return 0 if result.outcome == "finished" else 1
 
 
 def summary(result: RunResult) -> str:
-    """What became of the run, in one or two lines."""
+    """What became of the run, in two or three lines."""
     loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se or 0:.4f} nats/token"
     collapsed = ", collapsed to the unigram plateau" if result.collapsed else ""
     text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}"
@@ -133,7 +139,7 @@ def summary(result: RunResult) -> str:
 
 
 def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
-    """Makes one line of a log record: step, losses, learning rate, gradient norm, speed, time left."""
+    """A function that makes one line of a log record: step, losses, learning rate, gradient norm, speed, time left."""
     started: tuple[float, int] | None = None
 
     def line(record: dict[str, Any]) -> str:
@@ -149,12 +155,12 @@ def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
 
 
 def _check_folder(command: TrainCommand) -> None:
-    """UsageError where the folder holds a run already, or none to resume: known before the corpus is read."""
+    """UsageError: the folder holds a run already, or none to resume. Known before the corpus is read."""
     out = command.out
     if command.resume and not (out / CONFIG).exists():
-        raise UsageError(f"--resume: there is no run in {out}; leave --resume away to start one")
+        raise UsageError(f"--resume: there is no run in {out}; omit --resume to start one")
     if not command.resume and ((out / RUN).exists() or checkpoints(out)):
-        raise UsageError(f"{out} already holds a run: go on with it by --resume, or choose another --out")
+        raise UsageError(f"{out} already holds a run: continue it with --resume, or choose another --out")
 
 
 def _line(record: dict[str, Any], steps: int) -> str:

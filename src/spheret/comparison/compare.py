@@ -1,7 +1,7 @@
 """The main job: several schemes under the same data and budget, each at its own best learning rate, with error bars.
 
-The learning rate is picked on a seed apart from those reported: the best of several noisy runs is biased, and a scheme
-with a wider grid would gain from it.
+The learning rate is chosen on a seed that is not reported. The best of several noisy runs looks better than it is, and
+a scheme with a wider grid would gain from that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from spheret.comparison.plan import TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
 from spheret.comparison.runner import Runner, default_jobs, threads_per_run
+from spheret.comparison.runs import RESULTS_NAME, TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
 from spheret.comparison.statistics import summarise, verdict
 from spheret.comparison.worker import WARNINGS_FILE, explain_exit
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
@@ -26,15 +26,13 @@ from spheret.training.device import resolve_device
 from spheret.training.run_folder import write_json
 from spheret.training.state import check_buildable
 
-RESULTS = "results.json"
-
 
 class ComparisonBusy(RuntimeError):
-    """Another process compares into the same folder."""
+    """Another process is running a comparison in the same folder."""
 
 
 class Comparison:
-    """State of one comparison while it runs: which runs have ended, and what they ask for next."""
+    """One comparison while it runs: which runs have ended, and which runs follow from them."""
 
     def __init__(self, config: CompareConfig, dataset: Dataset) -> None:
         self.config, self.dataset = config, dataset
@@ -46,18 +44,18 @@ class Comparison:
 
     @property
     def total_runs(self) -> int:
-        """Runs of the whole comparison, as far as it can be known."""
+        """Runs of the whole comparison. A scheme whose tuning runs all crash has no seed runs."""
         return self.config.total_runs - self.config.seeds * len(self.untunable)
 
     def first_runs(self) -> list[RunSpec]:
-        """Tuning runs of every scheme, or the seeds at once where there is one learning rate."""
+        """The tuning runs of every scheme; with one learning rate there are none, so its seeds."""
         tuning = [spec for scheme in self.config.names for spec in tuning_runs(self.config, scheme, *self._data)]
         return tuning or [
             spec for scheme in self.config.names for spec in self._seeds(scheme, self.config.rates(scheme)[0])
         ]
 
     def record(self, spec: RunSpec, result: RunResult | None, *, reused: bool = False) -> list[RunSpec]:
-        """Take note of a run that ended (None: it crashed); returns the runs that can start now."""
+        """Note a run that ended (None: it crashed); returns the runs that can start now."""
         self.ended[spec] = result
         if reused:
             self.reused.add(spec)
@@ -66,7 +64,7 @@ class Comparison:
         tuned = self._of(spec.scheme, "tuning")
         if len(tuned) < len(self.config.lrs):
             return []
-        if all(r is None for r in tuned.values()):  # the seeds would crash as well
+        if all(r is None for r in tuned.values()):  # its seeds would crash too
             self.untunable.add(spec.scheme)
             return []
         return self._seeds(spec.scheme, best_rate(tuned))
@@ -99,7 +97,7 @@ class Comparison:
             "settings": self._settings(),
             "environment": {
                 "versions": versions(),
-                # The runs' threads, not those of this process.
+                # The threads of a run, not those of this process.
                 "machine": machine(resolve_device(config.device)) | {"threads": threads_per_run(self.jobs)},
             },
             "data": self.dataset.summary() | {"unigram_loss": None if any_result is None else any_result.unigram_loss},
@@ -109,8 +107,7 @@ class Comparison:
         return results
 
     def _incomplete(self) -> str:
-        there = len(self.ended) - len(self.failed)
-        if there == self.total_runs:
+        if len(self.ended) - len(self.failed) == self.total_runs:
             return ""
         crashed = f", {len(self.failed)} of them crashed" if self.failed else ""
         ended = f"{len(self.ended)} of {self.total_runs} runs have ended{crashed}"
@@ -137,7 +134,7 @@ class Comparison:
             "jobs": self.jobs,
             "tokens_per_run": run.total_steps * run.tokens_per_step,
             "schedule": config.schedule,
-            "warmup_steps": run.warmup_steps,
+            "warmup_steps": run.total_warmup_steps,
             "weight_decay": run.weight_decay,
             "grad_clip": config.grad_clip,
             "dtype": config.dtype,
@@ -154,7 +151,7 @@ class Comparison:
         return {
             "scheme": scheme,
             "rates": rates,
-            "warmup_steps": run.warmup_steps,
+            "warmup_steps": run.total_warmup_steps,
             "weight_decay": run.weight_decay,
             "parameters": results[0].parameters if results else None,
             "lr": lr,
@@ -180,7 +177,7 @@ class Comparison:
 
 
 def best_rate(tuned: dict[RunSpec, RunResult | None]) -> float:
-    """Learning rate of the lowest validation loss among runs that finished; the smallest rate where none did."""
+    """Learning rate of the lowest validation loss among the runs that finished; the smallest rate if none did."""
 
     def loss(result: RunResult | None) -> float:
         usable = result is not None and result.outcome == "finished" and result.val_loss is not None
@@ -197,15 +194,16 @@ def compare(
 ) -> dict[str, Any]:
     """Run what is missing of a comparison and write ``results.json`` into ``config.out``; returns its content.
 
-    Runs that have ended are reused: the same call again after an interruption goes on where it stopped. Results are
-    written after every run that ends, so an interrupted comparison can be reported as far as it came.
+    Runs that have ended are reused, so the same call continues after an interruption. Results are written whenever a
+    run ends, so an interrupted comparison can be reported too.
 
     Raises:
-        ValueError, FileNotFoundError: settings or data that no run could work with; nothing has been trained.
+        ValueError, FileNotFoundError: settings or data with which no run could work; nothing has been trained.
         OSError: the folder cannot be written.
-        ComparisonBusy: another process compares into the same folder.
-        TrainingInterrupted (a KeyboardInterrupt): a signal came; the running processes have been stopped and what is
-            there has been written.
+        ComparisonBusy: another process is running a comparison in the same folder.
+        TrainingInterrupted (a KeyboardInterrupt): a signal came. The running processes have been stopped and the
+        results
+            so far have been written.
     """
     for scheme in config.names:
         check_buildable(config.train_config(scheme, lr=config.rates(scheme)[0], seed=1, vocab_size=1))
@@ -218,7 +216,7 @@ def compare(
 def _compare(state: Comparison, on_tick: Callable[[Comparison, Runner], None] | None) -> dict[str, Any]:
     def save() -> dict[str, Any]:
         results = state.results()
-        write_json(state.config.out / RESULTS, results)
+        write_json(state.config.out / RESULTS_NAME, results)
         return results
 
     def on_end(spec: RunSpec, result: RunResult | None, *, reused: bool) -> None:
@@ -240,7 +238,7 @@ def _compare(state: Comparison, on_tick: Callable[[Comparison, Runner], None] | 
 
 @contextmanager
 def _only_here(out: Path) -> Iterator[None]:
-    """Makes the folder and holds its lock; where there is no room left, the error names the folder."""
+    """Make the folder and hold its lock. Errors of the file system name the folder."""
     lock = FileLock(out / ".lock", timeout=0)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -254,25 +252,25 @@ def _only_here(out: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise OSError(f"no space left for {out}: make room, then the same command goes on from there") from error
+        raise OSError(f"no space left for {out}: make room, then run the same command again") from error
     finally:
         lock.release()
 
 
 def _check_length(config: CompareConfig, dataset: Dataset) -> None:
-    """ValueError: a text too short for one window, named with the fix, before every run would fail on it."""
+    """ValueError: the text is too short for one window. Raised here, before every run would fail on it."""
     fixed_windows(dataset.val, n_windows=1, block_size=config.block_size)
     sample_batch(dataset.train, batch_size=1, block_size=config.block_size, seed=0, step=0)
 
 
 def failures(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """(run folder below the comparison's, why) of every run that crashed."""
+    """Run folder, relative to the comparison's, and reason of every run that crashed."""
     runs = [run for entry in results["schemes"] for run in (*entry["tuning"], *entry["runs"])]
     return [(run["run"], run["reason"]) for run in runs if (run["reason"] or "").startswith("crashed")]
 
 
 def warnings_of(results: dict[str, Any], out: Path) -> dict[str, int]:
-    """What the runs warned of, and how many runs did."""
+    """Every warning of the runs, and how many runs gave it."""
     counts: dict[str, int] = {}
     for entry in results["schemes"]:
         for run in (*entry["tuning"], *entry["runs"]):

@@ -1,6 +1,6 @@
-"""Runs in processes of their own, as many at a time as the cores allow; the parent reads their files.
+"""Runs in processes of their own, as many at a time as there are cores. The parent reads their files.
 
-A run that crashes takes nothing else with it; a run that has ended is not run again.
+A run that crashes takes no other run with it. A run that has ended is not run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spheret.comparison.plan import RunSpec
+from spheret.comparison.runs import RunSpec
 from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit, work
 from spheret.training import RunResult
 from spheret.training.interrupt import StopSignals
@@ -31,21 +31,24 @@ STOP_SECONDS = 20.0
 
 
 class OnEnd(Protocol):
-    """Told of every run that ends: `result` is None if it crashed, `reused` true if it had ended before this call."""
+    """Called for every run that ends. `result` is None if it crashed; `reused` is true if it ended before this call."""
 
     def __call__(self, spec: RunSpec, result: RunResult | None, *, reused: bool) -> None: ...
 
 
 @dataclass
 class MetricsTail:
-    """Follows a metrics.jsonl that grows: `latest` holds the newest value of every key."""
+    """Follows a growing metrics.jsonl for a display; `latest` holds the newest value of every key.
+
+    It reads only what is new, several times a second. `read_metrics` reads a whole file.
+    """
 
     path: Path
     latest: dict[str, Any] = field(default_factory=dict)
     _file: tuple[int, int] = (0, 0)  # inode and bytes read
 
     def poll(self) -> dict[str, Any]:
-        """Read what is new, whole lines only; a file that was replaced is read from its start."""
+        """Read the new whole lines. A file that was replaced, as by a resumed run, is read from its start."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -66,7 +69,7 @@ class MetricsTail:
         try:
             self.latest.update(json.loads(line))
         except (ValueError, TypeError):
-            return  # a display can do without a damaged line
+            return  # a display needs no damaged line
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Active:
     tail: MetricsTail
 
     def last_record(self) -> dict[str, Any]:
-        """Newest value of every key of its metrics, {} before the first line."""
+        """Newest value of every key of its metrics; {} before the first line."""
         return self.tail.poll()
 
 
@@ -94,7 +97,7 @@ def default_jobs(device: str) -> int:
 
 
 def threads_per_run(jobs: int) -> int:
-    """Each run's share of the cores; OMP_NUM_THREADS, where it is set, is the most."""
+    """Each run's share of the cores, at most OMP_NUM_THREADS where that is set."""
     share = max(1, cpu_cores() // jobs)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(limit)) if limit.isdigit() and int(limit) > 0 else share
@@ -106,7 +109,7 @@ class Runner:
     Args:
         dataset: folder of the prepared data that every run reads.
         jobs: runs at a time.
-        on_end: told of every run that ends; it may `add` more runs.
+        on_end: called for every run that ends; it may `add` more runs.
         on_tick: called several times a second, for a display.
     """
 
@@ -123,10 +126,10 @@ class Runner:
         self.waiting.append(spec)
 
     def run(self) -> None:
-        """Work until nothing is left.
+        """Work until no run is left.
 
-        SIGINT or SIGTERM stops the running processes between two of their steps, then TrainingInterrupted (a
-        KeyboardInterrupt) goes on up; a second signal does not wait for them.
+        SIGINT or SIGTERM stops the running processes between two of their steps and then raises TrainingInterrupted (a
+        KeyboardInterrupt). A second signal does not wait for them.
         """
         with StopSignals() as stop:
             try:
@@ -179,7 +182,7 @@ class Runner:
                 process.terminate()
             for process in processes:
                 process.join(timeout=STOP_SECONDS)
-        finally:  # also when a second signal says that it takes too long
+        finally:  # also after a second signal, which says that this takes too long
             for process in processes:
                 if process.is_alive():
                     process.kill()
@@ -187,18 +190,19 @@ class Runner:
 
 
 def _process_context() -> Any:
-    """A server that has imported the package and forks: a run starts at once, without the parent's threads."""
+    """A server process that has imported the package and forks: runs start at once, and without the parent's
+    threads."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # The first optimizer of a process imports torch._dynamo, a second of work that the server can do once.
+    # The first optimizer of a process imports torch._dynamo, a second of work that the server does once for all runs.
     context.set_forkserver_preload(["__main__", "spheret.comparison.worker", "torch._dynamo", "spheret.kernels.loops"])
     return context
 
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """The server process and the runs inherit the mask: a signal to the whole group is the parent's alone to act on."""
+    """The server and the runs inherit this mask, so that only the parent acts on a signal to the whole group."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -1,8 +1,8 @@
 """What a comparison may claim: means, paired differences and a verdict in plain language.
 
-Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs that share a seed (the
-same order of data), so the variation that both share cancels. Runs that diverged are counted and named and never
-averaged; runs that collapsed to the unigram plateau did finish, so they count in the mean and are named.
+Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs with the same seed, and so
+the same order of data: the variation that both share cancels. Runs that diverged are counted and named and never
+averaged. Runs that collapsed to the unigram plateau did finish, so they are named and count in the mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Call = Literal["better", "worse", "unclear", "unknown"]
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """Mean over seeds with its interval; `sd` and the interval are None below two values, the mean below one."""
+    """Mean over seeds with its interval. `sd` and interval need two values, the mean one; otherwise they are None."""
 
     mean: float | None
     sd: float | None
@@ -30,7 +30,7 @@ class MeanEstimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean of (scheme - baseline) over common seeds, negative is better; no interval and p value below two pairs."""
+    """Mean of (scheme - baseline) over common seeds; negative is better. Interval and p value need two pairs."""
 
     mean: float | None
     ci_low: float | None
@@ -42,11 +42,11 @@ class PairedDifference:
 def mean_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> MeanEstimate:
     """Mean, sample standard deviation and two-sided Student t interval of `values` (one value a seed).
 
-    Raises ValueError for a value that is not finite: leave diverged runs out before calling.
+    Raises ValueError for a value that is not finite: omit diverged runs before calling.
     """
     xs = [float(value) for value in values]
     if bad := [x for x in xs if not math.isfinite(x)]:
-        raise ValueError(f"cannot average {bad[0]}: leave diverged runs out before taking the mean")
+        raise ValueError(f"cannot average {bad[0]}: omit diverged runs before taking the mean")
     if not xs:
         return MeanEstimate(None, None, None, None, 0)
     mean = fmean(xs)
@@ -77,7 +77,7 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979), in the order given; None stays and is not counted."""
+    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979), in the order given; None is kept and does not count."""
     known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     running = 0.0
@@ -110,12 +110,12 @@ def has_finished(run: Mapping[str, Any]) -> bool:
 
 
 def has_diverged(run: Mapping[str, Any]) -> bool:
-    """Whether a run record diverged; one that claims to have finished without a finite loss went wrong all the same."""
+    """Whether a run record diverged. One that finished without a finite loss counts as diverged too."""
     return run.get("outcome") in ("diverged", "finished") and not has_finished(run)
 
 
 def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Fills in the summary of every scheme entry of results.json from its run records; the first is the baseline.
+    """Summarise the run records of every scheme entry of results.json; the first entry is the baseline.
 
     Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb,
     tokens_per_s). Returns copies that also hold val_loss, perplexity, bits_per_byte, tokens_per_s, the counts finished,
@@ -229,9 +229,9 @@ def _comparison(entry: Mapping[str, Any], baseline: str) -> str:
     relation = f"not distinguishable from {baseline} at 95%" if kind == "unclear" else f"{kind} than {baseline}"
     sentence = f"{name} is {relation}: {figures} ({basis})."
     if entry["diverged"]:
-        sentence += f" That leaves out {entry['diverged']} diverged run{'s' * (entry['diverged'] > 1)}."
+        sentence += f" This does not include {entry['diverged']} diverged run{'s' * (entry['diverged'] > 1)}."
     if kind == "unclear" and p_value < 1 - CONFIDENCE:
-        sentence += " Its own interval excludes zero, but that is no longer safe with this many comparisons."
+        sentence += " Its own interval excludes zero, but with this many comparisons that may be chance."
     return sentence
 
 
@@ -313,7 +313,7 @@ def _learning_rate_notes(results: Mapping[str, Any]) -> list[str]:
     edge = [entry for entry in schemes if entry.get("lr_at_edge") and entry.get("lr") is not None]
     if not edge or not grid:
         return []
-    # As they were given, so that finished runs are reused; --lrs is for all schemes, also where each had its own.
+    # All rates so far, so that finished runs are reused. Given rates hold for all schemes, even if each had its own.
     wider = {f"{lr:g}" for entry in schemes for lr in entry.get("rates") or grid}
     wider |= {_beyond(entry["lr"], entry.get("rates") or grid) for entry in edge}
     where = ", ".join(f"{entry['scheme']} ({entry['lr']:g})" for entry in edge)

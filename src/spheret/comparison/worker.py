@@ -1,7 +1,7 @@
 """What the process of one run does, and the files by which it tells its parent how the run went.
 
-The parent alone decides when a run stops: it sends SIGTERM, or it is gone, which a thread here waits for. Ctrl-C, which
-a terminal sends to every process, does not reach a worker.
+Only the parent stops a run: it sends SIGTERM, or it ends itself, for which a thread here waits. Ctrl-C, which a
+terminal sends to every process, does not reach a worker.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from spheret.comparison.plan import RunSpec
+from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset
 from spheret.training import RunResult, checkpoints, read_metrics, train
 from spheret.training.run_folder import RUN, check_same_config, finished_result
 
 ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE, LOCK_FILE = "error.txt", "warnings.txt", "output.txt", ".lock"
 ORPHAN_SECONDS = 60.0
-"""How long a run may take to stop once its parent is gone; a successor waits for it as long, and a little longer."""
+"""How long a run may take to stop after its parent has ended. A new run in the same folder waits twice as long."""
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What reading a file that a crash damaged may raise."""
+"""What may be raised on reading a file that a crash damaged."""
 
 
 def work(spec: RunSpec, dataset: Path, threads: int) -> None:
@@ -39,7 +39,7 @@ def work(spec: RunSpec, dataset: Path, threads: int) -> None:
     _obey_parent()
     torch.set_num_threads(threads)
     try:
-        # An orphan of a call that was killed may still be stopping.
+        # A run whose parent was killed may still be stopping in this folder.
         with FileLock(spec.folder / LOCK_FILE, timeout=2 * ORPHAN_SECONDS):
             resume = _tidy(spec)
             _keep_output(spec.folder)
@@ -54,7 +54,7 @@ def work(spec: RunSpec, dataset: Path, threads: int) -> None:
 
 
 def ended_result(folder: Path) -> RunResult | None:
-    """The result of a run that ended by itself; None also where a crash left run.json unreadable."""
+    """The result of a run that ended by itself, else None; None too where a crash left run.json unreadable."""
     try:
         return finished_result(folder)
     except UNREADABLE:
@@ -62,7 +62,7 @@ def ended_result(folder: Path) -> RunResult | None:
 
 
 def explain_exit(folder: Path, code: int | None) -> str:
-    """Why a run has no result, in one line: its own error, else what the exit code of its process says."""
+    """Why a run has no result, in one line: its own error, else the meaning of its process's exit code."""
     try:
         lines = (folder / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def explain_exit(folder: Path, code: int | None) -> str:
 
 @contextmanager
 def warnings_kept(folder: Path) -> Iterator[None]:
-    """Writes the warnings of the run to a file, each once, whether it ends well or not."""
+    """Write the warnings of the run to a file, each once, even if the run fails."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
@@ -89,8 +89,8 @@ def warnings_kept(folder: Path) -> Iterator[None]:
 
 
 def _tidy(spec: RunSpec) -> bool:
-    """Whether the run can go on from a checkpoint; if not, its folder is emptied, whatever a crash has left there."""
-    (spec.folder / RUN).unlink(missing_ok=True)  # there is no result yet, or this process would not have been started
+    """Whether the run can continue from a checkpoint. If not, its folder is emptied of what a crash has left there."""
+    (spec.folder / RUN).unlink(missing_ok=True)  # with a result, this process would not have been started
     if _resumable(spec):
         return True
     for path in spec.folder.iterdir():
@@ -127,7 +127,7 @@ def _stop_with_parent() -> None:
 
 
 def _keep_output(folder: Path) -> None:
-    """What libraries print goes to a file: on the terminal it would break the parent's display."""
+    """Send what libraries print to a file: on the terminal it would break the parent's display."""
     file = os.open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)

@@ -1,8 +1,8 @@
-"""Bytes that an optimizer step holds, counted before it is run: every operation of the step is carried out on fake
-tensors, which have shapes and dtypes but no storage, so a model of any size fits.
+"""Bytes that an optimizer step holds, counted before it is run.
 
-Counted in eager mode; `torch.compile`, which the trainer uses on GPUs, keeps less. What a device needs besides (its
-context, workspaces of its libraries, fragmentation) is not in it.
+Every operation of the step is carried out on fake tensors, which have shapes and dtypes but no storage, so a model of
+any size fits. This counts eager mode; `torch.compile`, which the trainer uses on GPUs, keeps less. The count does not
+include what a device needs besides: its context, the workspaces of its libraries, fragmentation.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class StepMemory:
         weights: parameters and buffers.
         gradients: of all parameters.
         optimizer: AdamW's two moments and its step counters.
-        activations: what the forward pass of a micro-batch leaves for its backward pass, logits included and, where
-            the compute dtype is not the weights', copies of the weights in it.
-        peak: the most that is held at once in a step behind the first, which makes the moments.
+        activations: what the forward pass of a micro-batch leaves for its backward pass. This includes the logits and,
+            where the compute dtype is not the weights' dtype, the copies of the weights in it.
+        peak: the most that is held at once, in any step after the first (which makes the moments).
     """
 
     weights: int
@@ -47,8 +47,11 @@ class StepMemory:
 
 
 def step_memory(config: TrainConfig, *, recompute: bool = False) -> StepMemory:
-    """Memory of a step of this run; `recompute` keeps only the input of every block and repeats its forward pass in the
-    backward pass (activation checkpointing, Chen et al., arXiv 1604.06174)."""
+    """Memory of a step of this run.
+
+    `recompute` keeps only the input of every block and repeats its forward pass in the backward pass (activation
+    checkpointing, Chen et al., arXiv 1604.06174).
+    """
     with FakeTensorMode(), _Live() as live:
         model = GPT(config.model)
         optimizer = build_adamw(model, lr=config.lr)
@@ -60,7 +63,7 @@ def step_memory(config: TrainConfig, *, recompute: bool = False) -> StepMemory:
         if config.grad_accum == 1:
             model.zero_grad(set_to_none=True)
         before, live.peak = live.now, live.now
-        logits, loss = _forward(model, config)  # the trainer, too, holds on to the logits
+        logits, loss = _forward(model, config)  # the trainer holds on to the logits too
         activations = live.now - before
         (loss / config.grad_accum).backward()
         del logits, loss
@@ -77,13 +80,16 @@ def step_memory(config: TrainConfig, *, recompute: bool = False) -> StepMemory:
 
 
 def recompute_blocks(model: GPT) -> None:
-    """Have every block of ``model`` keep its input alone."""
+    """Make every block of ``model`` keep only its input."""
     for block in model.blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def in_bfloat16(config: TrainConfig) -> bool:
-    """Whether the run computes in bfloat16 where it is meant to run: on a GPU that has it, unless it says `cpu`."""
+    """Whether the run's matrix products are in bfloat16.
+
+    `auto` stands for a GPU that has it, except on device `cpu`.
+    """
     return config.dtype == "bfloat16" or (config.dtype == "auto" and config.device != "cpu")
 
 
@@ -106,7 +112,7 @@ def _bytes(values: Iterable[Any]) -> int:
 
 
 class _Live(TorchDispatchMode):
-    """Bytes of the storages that operations have made and nobody has freed: now, and the most so far."""
+    """Bytes of the storages that operations have made and that are still alive: now, and at most so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +128,7 @@ class _Live(TorchDispatchMode):
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._sizes:
+        if key in self._sizes:  # a view, or the result of an operation in place
             return
         self._sizes[key] = storage.nbytes()
         self.now += storage.nbytes()

@@ -1,21 +1,21 @@
 """anGPT's ladder of sizes from 32M to 1B parameters (arXiv 2505.22014), for anGPT, GPT+ and nGPT.
 
-Second hand: SlimPajama, context 2048, the GPT-NeoX tokenizer (GPT-2's stands in for it here), cosine decay, the two
-ends of the ladder and its 0.5B, and SwiGLU, rotary positions and QK normalisation for all methods. Read in the authors'
-abstract: neither weight decay nor warm-up for anGPT, which the scheme brings itself. Derived: the numbers of blocks,
-which bring the parameters to the size. Guessed: all other shapes, the rungs in between, 20 tokens for each parameter
-(Chinchilla's, arXiv 2203.15556), batches of 524,288 tokens, decay to 0. Ours: learning rates, 0.4/d times each
-method's own factor, micro-batches that fit a GPU of 80 GB, evaluation. The corpus is given as `--data FOLDER`.
+Second hand: SlimPajama; context 2048; the GPT-NeoX tokenizer (GPT-2's stands in for it here); cosine decay; the two
+ends of the ladder and its 0.5B; SwiGLU, rotary positions and QK normalisation for all schemes. Read in the authors'
+abstract: no weight decay and no warm-up for anGPT, which the scheme sets itself. Derived: the numbers of blocks, from
+the size. Guessed: all other shapes, the rungs in between, 20 tokens per parameter (Chinchilla's, arXiv 2203.15556),
+batches of 524,288 tokens, decay to 0. Ours: learning rates of 0.4/d times each scheme's own factor, micro-batches that
+fit a GPU of 80 GB, evaluation. Give the corpus as `--data FOLDER`.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from spheret.comparison.settings import RunSettings
 from spheret.recipes.base import Recipe
+from spheret.training.settings import RunSettings
 
-METHODS = ("angpt", "gpt-qknorm", "ngpt")
+SCHEMES = ("angpt", "gpt-qknorm", "ngpt")
 BLOCK_SIZE, TOKENS_PER_STEP, TOKENS_PER_PARAMETER = 2048, 524_288, 20
 
 # size: parameters, blocks, heads, width, micro-batches
@@ -30,9 +30,9 @@ LADDER = {
 
 
 def angpt(scheme: str = "angpt", *, size: str) -> Recipe:
-    """A rung of the ladder, to be trained on 20 tokens for each parameter (guessed).
+    """A rung of the ladder, trained on 20 tokens per parameter (guessed).
 
-    Their longest run gives the 0.5B 70 billion tokens (second hand): `--steps 133514`.
+    Their longest run trains the 0.5B on 70 billion tokens (second hand): `--steps 133514`.
     """
     parameters, n_layer, n_head, n_embd, grad_accum = LADDER[size]
     settings = RunSettings(
@@ -53,7 +53,7 @@ def angpt(scheme: str = "angpt", *, size: str) -> Recipe:
         checkpoint_interval=500,
     )
     title = f"anGPT's ladder at {size.upper()} parameters, SlimPajama"
-    return Recipe(title=title, settings=settings, scheme=scheme, schemes=METHODS)
+    return Recipe(title=title, settings=settings, scheme=scheme, schemes=SCHEMES)
 
 
 RUNGS = {f"angpt-{size}": partial(angpt, size=size) for size in LADDER}

@@ -1,26 +1,30 @@
-"""What a recipe returns: the settings of `spheret train`, and the methods that they are meant for."""
+"""A recipe is one run that can be repeated, and every number of it says where it comes from.
+
+*Read* means read in the authors' text or code, *second hand* from somebody else's notes, *derived* computed from these,
+*guessed* not stated anywhere that we know of, *ours* chosen by this project.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spheret.comparison.settings import RunSettings, flags, scheme_lr
 from spheret.connections import canonical_name
 from spheret.data import expected_vocab_size
 from spheret.training import TrainConfig
+from spheret.training.settings import RunSettings, flags, scheme_lr
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One run that can be repeated.
+    """The settings of one `spheret train`, and the schemes that they are meant for.
 
     Attributes:
         title: what it is, in a few words.
         settings: model, data and budget.
-        scheme: the method of this run.
-        schemes: the methods that the recipe is meant for; any other is allowed.
+        scheme: the scheme of this run.
+        schemes: the schemes that the recipe is meant for. Any other is allowed.
         lr: peak learning rate; None: 0.4/d for the width d, times the factor that the scheme asks for.
-        seed: of the run.
+        seed: decides the initial weights and the order of the batches.
     """
 
     title: str
@@ -28,10 +32,10 @@ class Recipe:
     scheme: str
     schemes: tuple[str, ...]
     lr: float | None = None
-    seed: int = 1
+    seed: int = TrainConfig.seed
 
     def train_config(self, vocab_size: int | None = None) -> TrainConfig:
-        """The run's configuration for a tokenizer of ``vocab_size`` tokens; by default as many as its name promises."""
+        """The run's configuration for a tokenizer of ``vocab_size`` tokens, by default as many as its name promises."""
         shape = self.settings
         return shape.train_config(
             canonical_name(self.scheme),
@@ -41,6 +45,22 @@ class Recipe:
         )
 
     def flags(self) -> list[str]:
-        """What to type behind `spheret train`."""
+        """What to type after `spheret train` for the same run."""
         rate = [] if self.lr is None else ["--lr", f"{self.lr:g}"]
         return ["--scheme", self.scheme, *rate, *flags(self.settings, always=("n_layer", "n_head", "n_embd", "steps"))]
+
+
+def cpu_demo(scheme: str = "proj") -> Recipe:
+    """One of the runs that `make demo` compares: 6 blocks of width 128 on the bytes of Python's standard library.
+
+    All numbers are ours, the package's defaults: the smallest model and the fewest steps that still show differences
+    between learning rates. Learning rate: 0.4/d (ours, docs/log.md).
+    """
+    return Recipe(
+        title="one run of `make demo`, on Python's source",
+        # So short a run needs no checkpoints on the way.
+        settings=RunSettings(device="cpu", checkpoint_interval=0),
+        scheme=scheme,
+        # The schemes that `spheret compare` takes by default; a test holds the two equal.
+        schemes=("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5"),
+    )

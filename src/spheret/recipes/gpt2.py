@@ -1,27 +1,27 @@
 """The three models of Sphere Retraction Normalizations (arXiv 2608.02668), on OpenWebText and on FineWeb-Edu.
 
 Second hand: nanoGPT as the code base; 12, 24 and 36 blocks, named small, medium and large; both corpora; about 6.55
-billion tokens; the methods compared, Post-LN excepted, which is ours. Read in nanoGPT's code: the widths and heads of
+billion tokens; the schemes compared, except Post-LN, which is ours. Read in nanoGPT's code: the widths and heads of
 GPT-2's sizes, context 1024, vocabulary 50304, AdamW's betas, weight decay 0.1, clipping at 1, cosine decay to a tenth,
-OpenWebText's held-out share of 0.0005 (of FineWeb-Edu: guessed to be the same). Derived: 6.5536e9 tokens are 12,500
-steps of 524,288, which is one way of several to cut them. Guessed: that these widths were used, the batch, learning
-rates of 6e-4, 3e-4 and 2.5e-4 (those of GPT-3's models of these sizes, from memory), the same for every method, and
-2000 steps of warm-up. Ours: initial weights by the scheme's own rule (`--init nanogpt` is nanoGPT's), evaluation, and
-micro-batches that fit a GPU of 80 GB. The papers' reading of a scheme is its preset: `--scheme proj:preset=paper`.
+OpenWebText's held-out share of 0.0005 (guessed to be the same for FineWeb-Edu). Derived: 6.5536e9 tokens as 12,500
+steps of 524,288, one of several ways to divide them. Guessed: that these widths were used; the batch; learning rates of
+6e-4, 3e-4 and 2.5e-4 (those of GPT-3's models of these sizes, from memory), the same for every scheme; 2000 steps of
+warm-up. Ours: initial weights by the scheme's own rule (`--init nanogpt` is nanoGPT's), evaluation, and micro-batches
+that fit a GPU of 80 GB. A scheme as its paper states it is a preset: `--scheme proj:preset=paper`.
 """
 
 from __future__ import annotations
 
-from spheret.comparison.settings import RunSettings
 from spheret.recipes.base import Recipe
+from spheret.training.settings import RunSettings
 
-METHODS = ("proj", "cay", "geonorm", "pre-ln", "post-ln", "pre-dyt", "peri-ln", "keel")
+SCHEMES = ("proj", "cay", "geonorm", "pre-ln", "post-ln", "pre-dyt", "peri-ln", "keel")
 OPENWEBTEXT, FINEWEB_EDU = "openwebtext", "fineweb-edu"
 TITLES = {OPENWEBTEXT: "OpenWebText", FINEWEB_EDU: "FineWeb-Edu"}
 
 
 def small_12l(scheme: str = "proj", *, corpus: str = OPENWEBTEXT) -> Recipe:
-    """12 blocks (second hand) of width 768 with 12 heads (GPT-2 small's, read; that the paper used it, guessed).
+    """12 blocks (second hand) of width 768 with 12 heads (GPT-2 small's, read; guessed that the paper used it).
 
     Learning rate 6e-4 (guessed).
     """
@@ -29,7 +29,7 @@ def small_12l(scheme: str = "proj", *, corpus: str = OPENWEBTEXT) -> Recipe:
 
 
 def medium_24l(scheme: str = "proj", *, corpus: str = OPENWEBTEXT) -> Recipe:
-    """24 blocks (second hand) of width 1024 with 16 heads (GPT-2 medium's, read; that the paper used it, guessed).
+    """24 blocks (second hand) of width 1024 with 16 heads (GPT-2 medium's, read; guessed that the paper used it).
 
     Learning rate 3e-4 (guessed). Reported on FineWeb-Edu: a perplexity of 19.09 with Peri-LN and of 16.81 with
     Proj-SpheretNorm (second hand).
@@ -38,7 +38,7 @@ def medium_24l(scheme: str = "proj", *, corpus: str = OPENWEBTEXT) -> Recipe:
 
 
 def large_36l(scheme: str = "proj", *, corpus: str = OPENWEBTEXT) -> Recipe:
-    """36 blocks (second hand) of width 1280 with 20 heads (GPT-2 large's, read; that the paper used it, guessed).
+    """36 blocks (second hand) of width 1280 with 20 heads (GPT-2 large's, read; guessed that the paper used it).
 
     Learning rate 2.5e-4 (guessed).
     """
@@ -62,11 +62,11 @@ def _recipe(
         steps=12_500,
         batch_size=512,
         grad_accum=grad_accum,
-        warmup=2000,
-        weight_decay=0.1,
+        warmup_steps=2000,
+        weight_decay=0.1,  # given, so that it holds for schemes that would train without
         eval_interval=500,
         eval_windows=512,
         checkpoint_interval=500,
     )
     title = f"SpheretNorm's {size} model, {TITLES[corpus]}"
-    return Recipe(title=title, settings=settings, scheme=scheme, schemes=METHODS, lr=lr)
+    return Recipe(title=title, settings=settings, scheme=scheme, schemes=SCHEMES, lr=lr)

@@ -1,18 +1,18 @@
 """nGPT's two sizes on OpenWebText (arXiv 2410.01131), for nGPT, GPT+ and anGPT.
 
 Read in the authors' code: context 1024, vocabulary 50304, batches of 512 x 1024 tokens, cosine decay to 0, and for nGPT
-neither weight decay nor warm-up, which the scheme brings itself. Read off their plot: 50,000 steps, one of several
-lengths. OpenWebText's held-out share of 0.0005: read in nanoGPT's code, theirs guessed to be the same. Ours:
-micro-batches that fit a GPU of 80 GB, evaluation, and the learning rates of the other methods.
+no weight decay and no warm-up, which the scheme sets itself. Read off their plot: 50,000 steps, one of several lengths.
+OpenWebText's held-out share of 0.0005: read in nanoGPT's code, theirs guessed to be the same. Ours: micro-batches that
+fit a GPU of 80 GB, evaluation, and the learning rates of the other schemes.
 """
 
 from __future__ import annotations
 
-from spheret.comparison.settings import RunSettings
 from spheret.connections import canonical_name
 from spheret.recipes.base import Recipe
+from spheret.training.settings import RunSettings
 
-METHODS = ("ngpt", "gpt-qknorm", "angpt")
+SCHEMES = ("ngpt", "gpt-qknorm", "angpt")
 
 
 def half_billion(scheme: str = "ngpt") -> Recipe:
@@ -26,7 +26,7 @@ def half_billion(scheme: str = "ngpt") -> Recipe:
 def one_billion(scheme: str = "ngpt") -> Recipe:
     """36 blocks of width 1280 with 20 heads, their "1B" (guessed, from memory of the paper).
 
-    Learning rate of nGPT 15e-4: the default of their code (read), its use at this size guessed, as are batch and steps.
+    Learning rate of nGPT 15e-4: the default of their code (read), guessed at this size, as are batch and steps.
     """
     return _recipe("1B", 36, 20, 1280, 64, scheme)
 
@@ -53,6 +53,6 @@ def _recipe(size: str, n_layer: int, n_head: int, n_embd: int, grad_accum: int, 
         title=f"nGPT's {size} model, OpenWebText",
         settings=settings,
         scheme=scheme,
-        schemes=METHODS,
+        schemes=SCHEMES,
         lr=15e-4 if canonical_name(scheme) == "ngpt" else None,
     )

@@ -5,13 +5,13 @@ Nothing here imports matplotlib, jinja2 or scipy before it is used.
 
 from __future__ import annotations
 
-from spheret.reporting.build import all_plots, save_plots, write_report
-from spheret.reporting.collect import Comparison, RunFolder, load_comparison, load_results, load_run, read_metrics
+from spheret.reporting.collect import ComparisonFolder, RunFolder, load_comparison, load_results, load_run
+from spheret.reporting.report import all_plots, save_plots, write_report
 from spheret.reporting.style import Plot
 from spheret.reporting.table import Row, csv_text, markdown, print_table, rich_table, rows
 
 __all__ = [
-    "Comparison",
+    "ComparisonFolder",
     "Plot",
     "Row",
     "RunFolder",
@@ -22,7 +22,6 @@ __all__ = [
     "load_run",
     "markdown",
     "print_table",
-    "read_metrics",
     "rich_table",
     "rows",
     "save_plots",

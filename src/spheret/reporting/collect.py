@@ -1,20 +1,18 @@
-"""Reading a comparison back from its folder: results.json and the run folders it names."""
+"""Reading a comparison back from its folder: results.json and the run folders that it names."""
 
 from __future__ import annotations
 
-import json
-import math
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RESULTS_NAME = "results.json"
+from spheret.comparison.runs import RESULTS_NAME
+from spheret.training.run_folder import CONFIG, DIAGNOSTICS, RUN, read_json, read_metrics
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one run left behind; `metrics` is sorted by step, one record a step."""
+    """What one run left behind; `metrics` is sorted by step, one record per step."""
 
     path: Path
     config: dict[str, Any]
@@ -24,8 +22,8 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """results.json with the run folders it names, by the relative path that results.json gives."""
+class ComparisonFolder:
+    """results.json, and the run folders that it names, by the relative path that it gives."""
 
     folder: Path
     results: dict[str, Any]
@@ -44,7 +42,7 @@ def load_results(folder: Path) -> dict[str, Any]:
             f"no {RESULTS_NAME} in {folder}: give the folder that `spheret compare --out` wrote; if the comparison was "
             "interrupted, run the same command again"
         )
-    results = _read_json(path)
+    results = read_json(path)
     if results.get("format") != 1 or not isinstance(results.get("schemes"), list):
         raise ValueError(
             f"{path} has format {results.get('format')!r}; this spheret reads format 1 with a list of schemes"
@@ -53,22 +51,21 @@ def load_results(folder: Path) -> dict[str, Any]:
 
 
 def load_run(folder: Path) -> RunFolder:
-    """One run folder; files that the run never came to write are empty. Raises FileNotFoundError naming the folder."""
+    """One run folder; files that the run did not write are empty. Raises FileNotFoundError that names the folder."""
     if not folder.is_dir():
         raise FileNotFoundError(f"run folder {folder} is missing: restore it, or report without it (partial=True)")
-    return RunFolder(
-        path=folder,
-        config=_read_json_if_present(folder / "config.json"),
-        metrics=read_metrics(folder / "metrics.jsonl"),
-        outcome=_read_json_if_present(folder / "run.json"),
-        diagnostics=_read_json_if_present(folder / "diagnostics.json"),
+    config, outcome, diagnostics = (
+        read_json(folder / name) if (folder / name).is_file() else {} for name in (CONFIG, RUN, DIAGNOSTICS)
     )
+    # A report is better with a gap in one curve than not at all.
+    metrics = read_metrics(folder, skip_damaged=True)
+    return RunFolder(path=folder, config=config, metrics=metrics, outcome=outcome, diagnostics=diagnostics)
 
 
-def load_comparison(folder: Path, *, partial: bool = False) -> Comparison:
+def load_comparison(folder: Path, *, partial: bool = False) -> ComparisonFolder:
     """results.json and the folders of the runs behind its means (not of the tuning runs).
 
-    Raises FileNotFoundError naming a run folder that is missing, unless `partial`: then it is listed in `missing`.
+    Raises FileNotFoundError that names a missing run folder; with `partial` it is listed in `missing` instead.
     """
     folder = Path(folder)
     results = load_results(folder)
@@ -80,51 +77,4 @@ def load_comparison(folder: Path, *, partial: bool = False) -> Comparison:
             "build the report without them (partial=True)"
         )
     runs = {name: load_run(folder / name) for name in names if name not in missing}
-    return Comparison(folder=folder, results=results, runs=runs, missing=missing)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Records of metrics.jsonl by step; empty where the file is absent.
-
-    A run that was killed may leave half a last line, which is dropped. A run that was resumed writes some steps again:
-    the later record counts. A broken line elsewhere is left out with a warning.
-    """
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    by_step: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = _finite(json.loads(line))
-            by_step[int(record["step"])] = record
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                warnings.warn(f"{path}:{number} is not a metrics record; left out", stacklevel=2)
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _read_json_if_present(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = _finite(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not valid JSON ({error}); was it cut short? write it again or remove it"
-        ) from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; was it overwritten?")
-    return value
-
-
-def _finite(value: Any) -> Any:
-    """`value` with every NaN and infinity, at any depth, replaced by None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return ComparisonFolder(folder=folder, results=results, runs=runs, missing=missing)

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from spheret.comparison.statistics import has_finished
-from spheret.reporting.collect import Comparison, RunFolder
+from spheret.reporting.collect import ComparisonFolder, RunFolder
 from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, render, styled
 
 Points = list[tuple[float, float]]
@@ -30,19 +30,19 @@ LAYER_METRICS = (
         "hidden_norm",
         "Size of the hidden state",
         "mean |h| / sqrt(d)",
-        "After each sublayer, at the end of training. Constant means that the state stays on its sphere.",
+        "After each sublayer, at the end of training. A constant size means that the state stays on its sphere.",
     ),
     LayerMetric(
         "angle_deg",
         "Rotation by each sublayer",
         "angle between h and h' (degrees)",
-        "How far each sublayer turns the hidden state, at the end of training.",
+        "By how much each sublayer turns the hidden state, at the end of training.",
     ),
     LayerMetric(
         "token_cosine",
         "Likeness of different tokens",
         "mean cosine between tokens",
-        "Mean cosine between the hidden states of different positions. Near 1, the tokens have become alike.",
+        "Mean cosine between the hidden states of different positions. Near 1, all tokens have become alike.",
     ),
     LayerMetric(
         "skip_gain",
@@ -54,13 +54,13 @@ LAYER_METRICS = (
         "update_ratio",
         "Size of the update",
         "|update| / |h|",
-        "Size |F|/|h| of each sublayer's output beside the hidden state, before the scheme scales or projects it.",
+        "Size |F|/|h| of each sublayer's output relative to the hidden state, before the scheme scales or projects it.",
     ),
 )
 
 
-def run_plots(comparison: Comparison) -> list[Plot]:
-    """All figures that the run folders have the data for: loss curves first, then one figure a layer metric."""
+def run_plots(comparison: ComparisonFolder) -> list[Plot]:
+    """All figures that the run folders have the data for: loss curves first, then one figure per layer metric."""
     styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
     with styled():
         drawn = [_loss_curves(comparison, styles)]
@@ -68,7 +68,7 @@ def run_plots(comparison: Comparison) -> list[Plot]:
     return [plot for plot in drawn if plot is not None]
 
 
-def _loss_curves(comparison: Comparison, styles: Mapping[str, Look]) -> Plot | None:
+def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Plot | None:
     entries = comparison.results["schemes"]
     learned = {entry["scheme"]: _curves(comparison, entry, _has_learned) for entry in entries}
     failed = {entry["scheme"]: _curves(comparison, entry, lambda run: not _has_learned(run)) for entry in entries}
@@ -94,15 +94,15 @@ def _loss_curves(comparison: Comparison, styles: Mapping[str, Look]) -> Plot | N
     caption = "Line: mean over seeds; band: lowest to highest seed. The start of training is cut off."
     if bad:
         caption += (
-            " Thin, ending in a cross: single runs that diverged, collapsed or were interrupted; they are left out of "
-            "the mean, and a cross on the upper edge lies above it."
+            " Thin lines that end in a cross: single runs that diverged, collapsed or were interrupted. The mean does "
+            "not include them. A cross on the upper edge stands for a loss above it."
         )
     return render(
         figure,
         key="loss_curves",
         title="Validation loss during training",
         caption=caption,
-        alt="Validation loss against training tokens, one line a scheme: "
+        alt="Validation loss against training tokens, one line per scheme: "
         + ", ".join(name for _, name in handles)
         + ".",
     )
@@ -113,9 +113,9 @@ def _has_learned(run: Mapping[str, Any]) -> bool:
 
 
 def _curves(
-    comparison: Comparison, entry: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool]
+    comparison: ComparisonFolder, entry: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool]
 ) -> list[Points]:
-    """(tokens, validation loss) of the entry's wanted runs, where evaluated; runs never evaluated are left out."""
+    """(tokens, validation loss) at every evaluation of the entry's wanted runs; runs never evaluated are omitted."""
     folders = [comparison.runs[r["run"]] for r in entry["runs"] if r.get("run") in comparison.runs and wanted(r)]
     curves = [
         [(float(m["tokens"]), float(m["val_loss"])) for m in f.metrics if m.get("val_loss") is not None]
@@ -148,7 +148,7 @@ def _mean_and_band(axes: Any, curves: Sequence[Points], look: Look) -> Any:
 
 
 def _thin(axes: Any, curve: Points, look: Look, high: float) -> Any:
-    """One run by itself: a thin line, and a cross where it was last evaluated, or on the edge above which that lies."""
+    """One run as a thin line, with a cross at its last evaluation, or on the upper edge if that lies above it."""
     (line,) = axes.plot(*zip(*curve, strict=True), color=look.color, linewidth=0.8, alpha=0.8)
     x, y = curve[-1]
     axes.plot([x], [min(y, high)], "x", color=look.color, markersize=7, markeredgewidth=1.8, clip_on=False, zorder=5)
@@ -165,7 +165,7 @@ def _plateau(axes: Any, results: Mapping[str, Any], limits: tuple[float, float])
         )  # fmt: skip
 
 
-def _layers(comparison: Comparison, metric: LayerMetric, styles: Mapping[str, Look]) -> Plot | None:
+def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[str, Look]) -> Plot | None:
     profiles = {
         entry["scheme"]: _mean_profile(_finished_folders(comparison, entry), metric.key)
         for entry in comparison.results["schemes"]
@@ -203,13 +203,14 @@ def _layers(comparison: Comparison, metric: LayerMetric, styles: Mapping[str, Lo
     )
 
 
-def _finished_folders(comparison: Comparison, entry: Mapping[str, Any]) -> list[RunFolder]:
+def _finished_folders(comparison: ComparisonFolder, entry: Mapping[str, Any]) -> list[RunFolder]:
     named = [run["run"] for run in entry["runs"] if has_finished(run)]
     return [comparison.runs[name] for name in named if name in comparison.runs]
 
 
 def _mean_profile(folders: Sequence[RunFolder], key: str) -> Points:
-    """(layer, mean over runs), the attention sublayer of layer l at l - 0.5 and its MLP at l; finite values only."""
+    """(layer, mean over runs) of the finite values: the attention sublayer of layer l, counted from 1, at l - 0.5,
+    its MLP at l."""
     columns: dict[float, list[float]] = {}
     for folder in folders:
         values, layers = folder.diagnostics.get(key), folder.diagnostics.get("layer")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from spheret.comparison.statistics import call, has_finished
-from spheret.reporting.scale import Limits, difference_limits, robust_limits
 from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, plain, render, styled
 
-_ROW = 0.32  # inches a scheme in figures with one line each
+Limits = tuple[float, float]
+
+_ROW = 0.32  # inches per scheme, in figures with one line per scheme
 
 
 def result_plots(results: Mapping[str, Any]) -> list[Plot]:
@@ -46,7 +48,7 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
         key="differences",
         title=f"Difference to {baseline}",
         caption="Left of the line is better. Paired by seed, with the 95% interval. Filled: better or worse at 95% "
-        "after Holm's correction; hollow: not distinguishable, or too few seeds. An arrow: the bar goes on.",
+        "after Holm's correction. Hollow: not distinguishable, or too few seeds. Arrow: the interval continues.",
         alt=f"Difference in validation loss to {baseline}, nats per token: {shown}.",
     )
 
@@ -72,8 +74,8 @@ def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plo
         figure,
         key="final_loss",
         title="Final validation loss",
-        caption="Faint points: one seed each. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the "
-        "edge: a bar that goes on, or the value of a mean beyond it.",
+        caption="Faint points: single seeds. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the "
+        "edge: an interval that continues, or the value of a mean beyond it.",
         alt=f"Mean final validation loss, nats per token: {shown}.",
     )
 
@@ -87,7 +89,7 @@ def _seeds_and_mean(axes: Any, y: float, entry: Mapping[str, Any], look: Look, l
 
 
 def _label_rates(axes: Any, rates: list[float]) -> None:
-    """A tick for every rate; slanted where level labels would run into each other."""
+    """A tick for every rate, with slanted labels where level ones would overlap."""
     gaps = [math.log(b / a) for a, b in itertools.pairwise(rates)]
     crowded = min(gaps) < 0.12 * sum(gaps)
     slant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
@@ -117,8 +119,8 @@ def _learning_rates(results: Mapping[str, Any], styles: Mapping[str, Look]) -> P
         figure,
         key="learning_rates",
         title="Learning-rate sweep",
-        caption="One run a point, on the tuning seed. Ringed: the rate chosen for the seeds. Cross on the upper edge: "
-        "diverged; triangle: above the scale.",
+        caption="One run per point, on the tuning seed. Ring: the rate chosen for the seeds. Cross on the upper edge: "
+        "diverged. Triangle: above the scale.",
         alt=f"Validation loss against learning rate; chosen rates: {chosen}.",
     )
 
@@ -147,7 +149,7 @@ def _sweep(axes: Any, entry: Mapping[str, Any], look: Look, high: float) -> Any:
 
 
 def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, look: Look) -> None:
-    """A bar over the interval; where the frame cuts it, an arrowhead says that it goes on."""
+    """A bar over the interval, with an arrowhead where the frame cuts it."""
     (low, high), (left, right) = limits, (estimate["ci_low"], estimate["ci_high"])
     if left is None or right is None or left > high or right < low:
         return
@@ -160,7 +162,7 @@ def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, 
 def _point(
     axes: Any, x: float, y: float, limits: Limits, look: Look, *, marker: str | None = None, **style: Any
 ) -> None:
-    """A point, or where it lies off the scale a triangle at that edge with its value beside it."""
+    """A point; if it lies off the scale, a triangle at that edge with its value beside it."""
     low, high = limits
     if low <= x <= high:
         axes.plot([x], [y], marker or look.marker, color=look.color, zorder=4, **style)
@@ -180,3 +182,40 @@ def _one_line_a_scheme(axes: Any, schemes: list[str], limits: Limits) -> None:
     axes.locator_params(axis="x", nbins=6)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
+
+
+# --- axis limits that one failed run cannot spoil ---
+
+
+def robust_limits(
+    core: Sequence[float], others: Sequence[float] = (), *, reach: float = 4.0, pad: float = 0.06, widen: float = 0.5
+) -> Limits:
+    """Limits that show all of `core` and as much of `others` as does not squeeze it.
+
+    Losses have a floor and no ceiling. A value is off the scale when its excess over the best one is more than `reach`
+    times the median excess of `core` and more than 2% of the best. `others` (interval ends, say) widen the limits by up
+    to `widen` times the span of `core` each way.
+    """
+    if not core:
+        return robust_limits(others, reach=reach, pad=pad, widen=widen) if others else (0.0, 1.0)
+    best = min(core)
+    ceiling = best + max(reach * median(x - best for x in core), 0.02 * abs(best))
+    high = max(x for x in core if x <= ceiling)
+    slack = max(widen * (high - best), 0.001 * abs(best), 1e-6)
+    low_limit = max(min([best, *others]), best - slack)
+    high_limit = min(max([high, *others]), high + slack)
+    margin = pad * (high_limit - low_limit) or slack
+    return low_limit - margin, high_limit + margin
+
+
+def difference_limits(intervals: Sequence[Sequence[float]], *, reach: float = 3.0, pad: float = 0.06) -> Limits:
+    """Limits around zero for differences, each given by its mean and, where there is one, the ends of its interval.
+
+    All are shown whole, except those that reach further from zero than `reach` times the median reach.
+    """
+    far = [max(map(abs, interval)) for interval in intervals]
+    bound = reach * median(far) or 1e-6
+    shown = [min(max(x, -bound), bound) for interval in intervals for x in interval]
+    low, high = min(0.0, *shown), max(0.0, *shown)
+    margin = pad * (high - low) or 1e-6
+    return low - margin, high + margin

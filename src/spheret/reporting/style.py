@@ -1,4 +1,4 @@
-"""How every figure looks: one colour and marker a scheme, legend below the axes, SVG that stands alone."""
+"""How every figure looks: one colour and marker per scheme, legend below the axes, SVG that stands alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RC = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a scheme is drawn, in every figure alike."""
+    """How a scheme is drawn, the same in every figure."""
 
     color: str
     marker: str
@@ -64,12 +64,12 @@ class Plot:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
     def png(self, dpi: int = 200) -> bytes:
-        """The figure as PNG; drawn only when asked for, because a report does without."""
+        """The figure as PNG, drawn only on request: a report needs none."""
         return _written(self.figure, format="png", dpi=dpi)
 
 
 def looks(schemes: Sequence[str]) -> dict[str, Look]:
-    """One look a scheme: grey circles for the first (the baseline), then the palette; then the palette in dashes."""
+    """One look per scheme: grey circles for the first (the baseline), then the palette, then the palette in dashes."""
     styles = {}
     for i, scheme in enumerate(dict.fromkeys(schemes)):
         if i == 0:
@@ -82,7 +82,7 @@ def looks(schemes: Sequence[str]) -> dict[str, Look]:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The project's matplotlib settings, for as long as a figure is made and written."""
+    """The project's matplotlib settings, while a figure is made and written."""
     matplotlib = _matplotlib()
     with matplotlib.rc_context(_RC):
         yield
@@ -98,7 +98,7 @@ def new_figure(height: float = 3.5) -> tuple[Any, Any]:
 
 
 def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:
-    """A legend under the axes, so that it never covers data; the figure grows by its height."""
+    """A legend below the axes, where it covers no data; the figure grows by its height."""
     if not labelled:
         return
     longest = max(len(label) for _, label in labelled)
@@ -110,12 +110,12 @@ def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:
 
 
 def plain(text: str) -> str:
-    """`text` so that matplotlib shows it as it is, dollar signs too, instead of reading formulas into it."""
+    """`text` such that matplotlib shows it literally: a dollar sign would start a formula."""
     return text.replace("$", r"\$")
 
 
 def render(figure: Any, *, key: str, title: str, caption: str, alt: str) -> Plot:
-    """Writes a figure out as SVG; the same figure always gives the same bytes."""
+    """A figure as SVG; the same figure always gives the same bytes."""
     return Plot(key, title, caption, alt, _written(figure, format="svg", metadata={"Date": None}), figure)
 
 

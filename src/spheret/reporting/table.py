@@ -19,7 +19,7 @@ from spheret.comparison.statistics import call
 
 MISSING = "-"
 NAME_WIDTH, FOLD_NAMES_ABOVE = 12, 30
-"""Columns that scheme names get at least, and above which they are folded behind every comma."""
+"""The fewest columns for scheme names, and the length above which a name is folded after every comma."""
 _CALL_STYLE = {"better": "bold green", "worse": "bold red", "unclear": "yellow", "unknown": "dim"}
 
 
@@ -52,16 +52,16 @@ class Row:
 
 
 def rows(results: Mapping[str, Any]) -> list[Row]:
-    """One row a scheme from results.json, in its order; the first is the baseline."""
+    """One row per scheme of results.json, in its order; the first is the baseline."""
     return [_row(entry, is_baseline=i == 0) for i, entry in enumerate(results["schemes"])]
 
 
 def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
     """The table for a terminal of `width` columns.
 
-    Columns that do not fit are left out, tokens/s first, then bits/byte, perplexity and the best learning rate, and
-    named below the table; then long scheme names are folded. No name or number is ever cut: where there are fewer than
-    some 60 columns, the table is wider than asked.
+    Columns that do not fit are omitted and named below the table: first tokens/s, then bits/byte, perplexity and the
+    best learning rate. Then long scheme names are folded. No name or number is ever cut: below about 60 columns, the
+    table is wider than asked.
     """
     shown = list(rows(results))
     columns = list(_COLUMNS)
@@ -80,7 +80,7 @@ def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
 
 
 def print_table(console: Console, results: Mapping[str, Any]) -> None:
-    """Prints the table as wide as the console allows."""
+    """Print the table, as wide as the console allows."""
     console.print(rich_table(results, console.width), crop=False)
 
 
@@ -106,7 +106,7 @@ def _table(shown: Sequence[Row], columns: Sequence[str]) -> Table:
             title, justify="left" if name else "right", no_wrap=not name, overflow="fold", min_width=NAME_WIDTH * name
         )
     for row in shown:
-        # Text, not str: square brackets would be read as markup.
+        # Text, not str: rich would read square brackets as markup.
         styles = {"difference\n[95% interval]": _CALL_STYLE.get(row.call, "")}
         table.add_row(*(Text(_COLUMNS[title](row), style=styles.get(title, "")) for title in columns))
     return table
@@ -131,7 +131,7 @@ def _measure(table: Table) -> Measurement:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The table as GitHub markdown, with a line below that says what the figures are."""
+    """The table as GitHub Markdown, with a line below it that explains the figures."""
     header = "| scheme | parameters | best lr | val loss | perplexity | bits/byte | difference [CI] | runs | tokens/s |"
     lines = [header, "| --- |" + " ---: |" * (header.count("|") - 2)]
     for row in rows(results):
@@ -151,7 +151,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def csv_text(results: Mapping[str, Any]) -> str:
-    """The rows as CSV with a header, at full precision; what is unknown is empty."""
+    """The rows as CSV with a header, at full precision; unknown values are empty."""
     out = io.StringIO()
     records = [asdict(row) for row in rows(results)]
     writer = csv.DictWriter(out, fieldnames=list(Row.__dataclass_fields__), lineterminator="\n")
@@ -189,7 +189,7 @@ def loss(row: Row, separator: str = " ") -> str:
 
 
 def perplexity(value: float | None) -> str:
-    """Two decimals for perplexities that a model may have, none for those of a failed one."""
+    """Two decimals below 1000, none above: such a model has failed."""
     return number(value, ".2f" if value is not None and value < 1000 else ",.0f")
 
 
@@ -204,13 +204,13 @@ def difference(row: Row, separator: str = " ") -> str:
 
 
 def outcomes(row: Row, separator: str = ", ") -> str:
-    """'3/3', or '1/3, 2 diverged': runs that finished of those started, and what became of the others."""
+    """'3/3' or '1/3, 2 diverged': runs that finished out of those started, and what became of the others."""
     counts = ((row.diverged, "diverged"), (row.interrupted, "interrupted"), (row.collapsed, "collapsed"))
     return separator.join([f"{row.finished}/{row.runs}", *(f"{n} {word}" for n, word in counts if n)])
 
 
 def rate(value: float | None) -> str:
-    """Tokens a second, three digits."""
+    """Tokens per second, three digits."""
     if value is None:
         return MISSING
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

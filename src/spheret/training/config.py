@@ -1,4 +1,8 @@
-"""The configuration of one training run: frozen, checked when built, the same in Python, in JSON and as flags."""
+"""The configuration of one training run: frozen, checked when built, the same in Python, in JSON and as flags.
+
+The defaults here are the only ones. `RunSettings`, and through it every command, takes its own from them. They make a
+run of seconds on a CPU, because a first run should end while its user watches. Longer runs are recipes, or flags.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +25,29 @@ class TrainConfig:
     """Everything needed to repeat a run. ValueError: a value out of range, named with what to use instead."""
 
     model: GPTConfig = field(default_factory=GPTConfig)
-    """The model, connection scheme included."""
+    """The model, its scheme included."""
     data: DataConfig = field(default_factory=DataConfig)
     """The corpus and its tokenizer."""
     seed: int = 1
     """Decides the initial weights, the order of the batches and dropout."""
-    steps: int = 1000
+    steps: int = 150
     """Optimizer steps."""
     max_train_tokens: int = 0
     """Upper bound on the tokens trained on; lowers the number of steps. 0: no bound."""
-    batch_size: int = 16
+    batch_size: int = 4
     """Sequences of each optimizer step, over all micro-batches."""
     grad_accum: int = 1
     """Micro-batches that each batch is cut into to save memory; the gradient stays the same."""
-    lr: float = 3e-3
-    """Peak learning rate."""
+    lr: float = 3.1e-3
+    """Peak learning rate. The default is `default_lr` of the default width, 0.4 / 128."""
     min_lr_ratio: float = 0.1
     """The decay ends at this share of the peak learning rate."""
     schedule: ScheduleKind = "cosine"
     """cosine; wsd: constant, then linear decay; constant: no decay."""
-    warmup: float = 0.05
-    """Linear warm-up: below 1 a share of all steps, otherwise a number of steps."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; None: `warmup_ratio` decides."""
+    warmup_ratio: float = 0.1
+    """Share of all steps that linear warm-up takes; ignored where `warmup_steps` is given."""
     decay_fraction: float = 0.2
     """Share of the steps over which the wsd schedule decays."""
     weight_decay: float = 0.1
@@ -52,14 +58,14 @@ class TrainConfig:
     """AdamW's memory of the squared gradient."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
-    eval_interval: int = 250
+    eval_interval: int = 50
     """Steps between evaluations; 0: only at the end."""
-    eval_windows: int = 128
+    eval_windows: int = 64
     """Validation windows of one block each, the same at every evaluation; fewer where they would overlap."""
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
-    checkpoint_interval: int = 0
-    """Steps between checkpoints; 0: none while training."""
+    checkpoint_interval: int = 500
+    """Steps between checkpoints; 0: none while training, so a run that is stopped starts over."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep; 0: all."""
     save_final: bool = True
@@ -86,12 +92,14 @@ class TrainConfig:
             "raise it or lower batch_size",
         )
         _require(
-            self.warmup < 1 or float(self.warmup).is_integer(),
-            f"warmup={self.warmup}: use a whole number of steps, or a share of all steps below 1",
+            self.warmup_steps is None or float(self.warmup_steps).is_integer(),
+            f"warmup_steps={self.warmup_steps} is not a whole number; use warmup_ratio for a share of all steps",
         )
+        name = "warmup_ratio" if self.warmup_steps is None else "warmup_steps"
         _require(
-            self.warmup_steps < self.total_steps,
-            f"warmup={self.warmup} leaves no step at full learning rate in {self.total_steps} steps; lower warmup",
+            self.total_warmup_steps < self.total_steps,
+            f"{name}={getattr(self, name)} leaves no step at full learning rate in {self.total_steps} steps; "
+            f"lower {name}",
         )
 
     @property
@@ -106,9 +114,9 @@ class TrainConfig:
         return min(self.steps, bound)
 
     @property
-    def warmup_steps(self) -> int:
-        """Steps of linear warm-up."""
-        return round(self.warmup * self.total_steps) if self.warmup < 1 else int(self.warmup)
+    def total_warmup_steps(self) -> int:
+        """Steps of linear warm-up, whether given as steps or as a share."""
+        return round(self.warmup_ratio * self.total_steps) if self.warmup_steps is None else self.warmup_steps
 
     def lr_at(self, step: int) -> float:
         """Learning rate of optimizer step number `step`, counted from 0."""
@@ -116,7 +124,7 @@ class TrainConfig:
             step,
             lr=self.lr,
             steps=self.total_steps,
-            warmup_steps=self.warmup_steps,
+            warmup_steps=self.total_warmup_steps,
             kind=self.schedule,
             min_lr_ratio=self.min_lr_ratio,
             decay_fraction=self.decay_fraction,
@@ -129,18 +137,35 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    """Inverse of `config_to_dict`; omitted fields take their defaults. ValueError: names keys that no field has.
+    """Inverse of `config_to_dict`; what is omitted takes its default. ValueError: names keys that no field has.
 
-    Run folders of earlier versions can be read: their `model.connection` is today's `model.scheme`.
+    Configurations of earlier versions can be read: `model.connection` is today's `model.scheme`, and `warmup` became
+    `warmup_steps` and `warmup_ratio`.
     """
+    values = dict(values)
     model = values.get("model")
     if isinstance(model, Mapping) and "connection" in model and "scheme" not in model:
-        renamed = {"scheme" if key == "connection" else key: value for key, value in model.items()}
-        values = {**values, "model": renamed}
+        values["model"] = {"scheme" if key == "connection" else key: value for key, value in model.items()}
+    if "warmup" in values:
+        values |= warmup_settings(values.pop("warmup"))
     nested = {"model": GPTConfig, "data": DataConfig}
     built = {key: _build(nested[key], value, f"{key}.") if key in nested else value for key, value in values.items()}
     config: TrainConfig = _build(TrainConfig, built, "")
     return config
+
+
+def warmup_settings(warmup: float) -> dict[str, Any]:
+    """The old setting `warmup`, a share of all steps below 1 and otherwise a number of steps, in today's two fields.
+
+    ValueError: neither a share nor a whole number.
+    """
+    if warmup < 1:
+        return {"warmup_ratio": float(warmup)}
+    _require(
+        float(warmup).is_integer(),
+        f"warmup={warmup}: use warmup_steps for a whole number of steps, or warmup_ratio for a share of all steps",
+    )
+    return {"warmup_steps": int(warmup)}
 
 
 def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
@@ -158,15 +183,16 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
 _AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("steps", "batch_size", "grad_accum", "eval_windows", "log_interval"), 1),
     **dict.fromkeys(("seed", "max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
-    **dict.fromkeys(("warmup", "weight_decay", "grad_clip", "min_lr_ratio", "beta1", "beta2", "decay_fraction"), 0),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio"), 0),
+    **dict.fromkeys(("weight_decay", "grad_clip", "beta1", "beta2"), 0),
 }
-_AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1}
+_AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1, "warmup_ratio": 1}
 
 
 def _check_ranges(config: TrainConfig) -> None:
     for name, low in _AT_LEAST.items():
         value = getattr(config, name)
-        _require(value >= low, f"{name}={value} is too small; use {low} or more")
+        _require(value is None or value >= low, f"{name}={value} is too small; use {low} or more")
     for name, high in _AT_MOST.items():
         value = getattr(config, name)
         _require(value <= high, f"{name}={value} is too large; use {high} or less")

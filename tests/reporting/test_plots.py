@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.reporting.scale import difference_limits, robust_limits
+from spheret.reporting.plots import difference_limits, robust_limits
 
 finite = st.floats(min_value=0.1, max_value=50, allow_nan=False)
 

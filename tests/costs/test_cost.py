@@ -8,9 +8,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spheret.connections import list_schemes
-from spheret.costs.cost import run_cost
-from spheret.costs.flops import block_flops, count_parameters, forward_flops, training_flops
-from spheret.costs.gpus import GPUS, find_gpu
+from spheret.costs.cost import (
+    GPUS,
+    block_flops,
+    count_parameters,
+    find_gpu,
+    forward_flops,
+    run_cost,
+    training_flops,
+)
 from spheret.models import GPT, GPTConfig
 from spheret.training import TrainConfig
 
@@ -38,11 +44,11 @@ def test_gpt2_small_by_hand() -> None:
 
 def test_hours() -> None:
     model = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=31)
-    cost = run_cost(TrainConfig(model=model, steps=100, batch_size=2, warmup=0))
+    cost = run_cost(TrainConfig(model=model, steps=100, batch_size=2, warmup_ratio=0))
     assert cost.tokens == 3200 and cost.flops == 3200 * training_flops(model)
     assert cost.recompute_flops_per_token == block_flops(model)
     assert cost.hours(find_gpu("a100-80gb"), 0.5) == pytest.approx(cost.flops / (0.5 * 312e12) / 3600)
-    full = run_cost(TrainConfig(model=model, steps=100, batch_size=2, warmup=0, dtype="float32"))
+    full = run_cost(TrainConfig(model=model, steps=100, batch_size=2, warmup_ratio=0, dtype="float32"))
     assert full.hours(GPUS["H100"], 1.0) == pytest.approx(cost.hours(GPUS["H100"], 1.0) * 989 / 67)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from spheret.benchmarking.rounds import balanced_order
+from spheret.benchmarking.measuring import balanced_order
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 10, 11])

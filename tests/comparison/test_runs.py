@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spheret.comparison.plan import CompareConfig, seed_runs, tuning_runs
+from spheret.comparison.runs import CompareConfig, seed_runs, tuning_runs
 
 CONFIG = CompareConfig(schemes=("pre-ln", "proj"), lrs=(1e-3, 2e-3), seeds=3, steps=10)
 
@@ -83,7 +83,7 @@ def test_the_command_repeats_the_comparison() -> None:
         CONFIG,
         lrs=(1 / 3, 1e-3),
         out=Path("a folder"),
-        warmup=5.0,
+        warmup_steps=5,
         data=("x.txt", "y z"),
         schemes=("cay", "spheret:p=1"),
     )
@@ -96,7 +96,7 @@ def test_the_command_repeats_the_comparison() -> None:
         else:
             values.append(word)
     assert [float(v) for v in flags["--lrs"]] == [1 / 3, 1e-3]
-    assert flags["--out"] == ["a folder"] and flags["--data"] == ["x.txt", "y z"] and flags["--warmup"] == ["5"]
+    assert flags["--out"] == ["a folder"] and flags["--data"] == ["x.txt", "y z"] and flags["--warmup-steps"] == ["5"]
     assert flags["--schemes"] == ["cay", "spheret:p=1"] and flags["--seeds"] == ["3"] and "--n-layer" not in flags
 
 
@@ -138,6 +138,6 @@ def test_schemes_have_their_own_rates_where_none_are_given() -> None:
 
 def test_decay_and_warmup_of_a_method_decide_the_folder() -> None:
     config = CompareConfig(schemes=("ngpt",), lrs=(1e-3,), steps=10)
-    assert folder(config, "ngpt") == folder(dataclasses.replace(config, weight_decay=0.0, warmup=0.0), "ngpt")
+    assert folder(config, "ngpt") == folder(dataclasses.replace(config, weight_decay=0.0, warmup_ratio=0.0), "ngpt")
     assert folder(config, "ngpt") != folder(dataclasses.replace(config, weight_decay=0.1), "ngpt")
     assert folder(config, "ngpt") != folder(dataclasses.replace(config, head="tied"), "ngpt")

@@ -1,4 +1,4 @@
-"""What a comparison consists of: its settings, and the runs that they ask for."""
+"""The settings of a comparison, and the runs that follow from them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,42 @@ from typing import Any, Literal
 import torch
 
 from spheret import __version__
-from spheret.comparison.settings import RunSettings, default_lr, flags, scheme_lr
 from spheret.connections import canonical_name, parse_scheme
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.run_folder import MAY_CHANGE
+from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 
+RESULTS_NAME = "results.json"
 TUNING_SEED = 0
-SHARES = (0.2, 0.4, 0.8)  # of 1/d: the learning rates that are tried where none are given
+LR_SHARES = (0.2, 0.4, 0.8)
+"""Learning rates times the width d, where no learning rates are given: a factor of two around `LR_SHARE`."""
 Purpose = Literal["tuning", "seed"]
 
 
 class ByWidth(tuple[float, ...]):
-    """Learning rates that nobody gave: each scheme has its own factor on them."""
+    """Default learning rates, which each scheme multiplies by its own factor. Given ones hold for every scheme."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(RunSettings):
-    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take minutes on two CPU cores."""
+    """Schemes x learning rates x seeds on one corpus under one budget. The defaults take minutes on two CPU cores.
+
+    Each scheme is judged at its own best learning rate, chosen on a seed that is not reported.
+    """
 
     schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
-    """Residual schemes; the first is the baseline of every difference (see `spheret schemes`)."""
+    """Residual schemes (see `spheret schemes`). The first is the baseline of every difference."""
     lrs: tuple[float, ...] = ()
-    """Peak learning rates; each scheme is judged at its own best, picked on a seed that is not reported. None given:
-    0.2/d, 0.4/d and 0.8/d for the width d, times the factor that the scheme asks for."""
+    """Peak learning rates, from which each scheme gets its best. If not given: 0.2/d, 0.4/d, 0.8/d times its factor."""
     seeds: int = 3
-    """Runs per scheme at its best learning rate; fewer than 2 cannot give a verdict."""
+    """Reported runs per scheme, at its best learning rate. Fewer than 2 give no verdict."""
     out: Path = Path("runs/compare")
-    """Folder of the report and the runs; the same command again finishes what is missing."""
+    """Folder of the report and the runs. The same command again finishes what is missing."""
     jobs: int = 0
-    """Runs at a time; 0: one per CPU core (one on a GPU). Each gets its share of the threads."""
+    """Runs at a time. 0 is one per CPU core, or one on a GPU. Each run gets its share of the threads."""
+    checkpoint_interval: int = 0
+    """Steps between checkpoints. A comparison keeps no weights of its runs, so 0, none, is its own default."""
 
     def __post_init__(self) -> None:
         names = [canonical_name(s) for s in self.schemes]
@@ -52,7 +58,7 @@ class CompareConfig(RunSettings):
         if repeated := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"scheme {repeated[0]} is given twice (other spellings included): name it once")
         if not self.lrs or isinstance(self.lrs, ByWidth):
-            object.__setattr__(self, "lrs", ByWidth(default_lr(self.n_embd, share) for share in SHARES))
+            object.__setattr__(self, "lrs", ByWidth(default_lr(self.n_embd, share) for share in LR_SHARES))
         if len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"lrs = {self.lrs}: a learning rate is given twice; name it once")
         if self.seeds < 1:
@@ -68,18 +74,18 @@ class CompareConfig(RunSettings):
         return [canonical_name(s) for s in self.schemes]
 
     def rates(self, scheme: str) -> tuple[float, ...]:
-        """Learning rates to try for a scheme: those given, or its own."""
+        """Learning rates to try for a scheme: those given, else the scheme's own."""
         if not isinstance(self.lrs, ByWidth):
             return self.lrs
-        return tuple(scheme_lr(scheme, n_embd=self.n_embd, n_layer=self.n_layer, share=share) for share in SHARES)
+        return tuple(scheme_lr(scheme, n_embd=self.n_embd, n_layer=self.n_layer, share=share) for share in LR_SHARES)
 
     @property
     def total_runs(self) -> int:
-        """Tuning runs, if there is a learning rate to choose, and seeds, of all schemes."""
+        """Tuning runs (if there is a learning rate to choose) and reported runs of all schemes."""
         return len(self.schemes) * (self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0))
 
     def command(self) -> str:
-        """The command line that repeats this comparison; options at their defaults are left out."""
+        """The command line that repeats this comparison; options at their defaults are omitted."""
         never = ("lrs",) if isinstance(self.lrs, ByWidth) else ()
         words = flags(self, always=("schemes", "lrs", "seeds", "steps"), never=never)
         return shlex.join(["spheret", "compare", *words])
@@ -103,13 +109,13 @@ class RunSpec:
 
 
 def tuning_runs(config: CompareConfig, scheme: str, vocab_size: int, fingerprint: str) -> Iterator[RunSpec]:
-    """One run per learning rate, on the tuning seed; none where there is nothing to choose."""
+    """One run per learning rate, on the tuning seed; none where there is one rate, and so nothing to choose."""
     for lr in config.rates(scheme) if len(config.lrs) > 1 else ():
         yield _spec(config, scheme, lr, TUNING_SEED, "tuning", vocab_size, fingerprint)
 
 
 def seed_runs(config: CompareConfig, scheme: str, lr: float, vocab_size: int, fingerprint: str) -> Iterator[RunSpec]:
-    """The runs that are reported, at one learning rate; seeds count from 1."""
+    """The reported runs, at one learning rate, with seeds from 1."""
     for seed in range(1, config.seeds + 1):
         yield _spec(config, scheme, lr, seed, "seed", vocab_size, fingerprint)
 
@@ -123,18 +129,18 @@ def _spec(
 
 
 def _slug(scheme: str) -> str:
-    # Cut, as file systems end at 255 bytes; the digest tells two long names apart.
+    # Cut, because file names may have 255 bytes; the digest tells two long names apart.
     return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")[:80]
 
 
 def _digest(run: TrainConfig, fingerprint: str) -> str:
-    """Short hash of all that decides a run's result: a folder of this name holds this run and no other.
+    """Short hash of everything that decides a run's result: a folder of this name holds this run and no other.
 
-    The scheme counts with all its options, and our version counts: defaults may change from one to the next.
+    It covers the scheme with all its options, and our version, because defaults may change between versions.
     """
     values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
     values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.scheme))
     values["spheret"] = __version__
     if run.dtype == "auto" and resolve_dtype("auto", resolve_device(run.device)) == torch.bfloat16:
-        values["dtype"] = "bfloat16"  # not the run that `auto` is on a CPU: a table must not mix the two
+        values["dtype"] = "bfloat16"  # `auto` is another run on a CPU, and one table must not mix the two
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,4 +1,7 @@
-"""One self-contained report.html: no script, nothing loaded from elsewhere, every value escaped."""
+"""From the folder of a comparison to results.csv and report.html beside its results.json.
+
+report.html stands alone: no script, nothing loaded from elsewhere, every value escaped.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,62 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from spheret.comparison.statistics import has_finished, perplexity_change, verdict
 from spheret.reporting import table
+from spheret.reporting.collect import ComparisonFolder, load_comparison
+from spheret.reporting.curves import run_plots
+from spheret.reporting.plots import result_plots
 from spheret.reporting.style import Plot
+from spheret.training.run_folder import write_bytes, write_text
 
-TEMPLATE_NAME = "report.html.j2"
+REPORT_NAME, CSV_NAME, TEMPLATE_NAME = "report.html", "results.csv", "report.html.j2"
 _CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguishable", "unknown": "no verdict"}
+
+
+def write_report(folder: Path, *, partial: bool = False, figures: Path | None = None) -> Path:
+    """Write results.csv and report.html into the folder of a comparison; returns the path of report.html.
+
+    partial: build it although run folders are missing. The report names them.
+    figures: also save every figure in this folder, as .svg and .png.
+
+    Raises FileNotFoundError without results.json or with a run folder missing, ValueError for results of another
+    format, ImportError that names the extra where matplotlib or jinja2 is not installed.
+    """
+    comparison = load_comparison(Path(folder), partial=partial)
+    plots = all_plots(comparison)
+    if figures is not None:
+        save_plots(plots, figures)
+    report = comparison.folder / REPORT_NAME
+    write_text(comparison.folder / CSV_NAME, table.csv_text(comparison.results))
+    write_text(report, render_html(comparison.results, plots, comparison.missing))
+    return report
+
+
+def all_plots(comparison: ComparisonFolder) -> list[Plot]:
+    """Every figure that the comparison has the data for: first what decides, then what explains."""
+    return [*result_plots(comparison.results), *run_plots(comparison)]
+
+
+def save_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
+    """Save figures as <key>.svg and <key>.png, making the folder; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for plot in plots:
+        for suffix, payload in ((".svg", plot.svg), (".png", plot.png())):
+            path = folder / f"{plot.key}{suffix}"
+            write_bytes(path, payload)
+            paths.append(path)
+    return paths
 
 
 def render_html(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequence[str] = ()) -> str:
     """The report of results.json with its figures; `missing` names run folders that could not be read.
 
-    Raises ImportError naming the extra where jinja2 is absent.
+    Raises ImportError that names the extra where jinja2 is not installed.
     """
     jinja2 = _jinja2()
     source = resources.files("spheret.reporting").joinpath("templates", TEMPLATE_NAME).read_text(encoding="utf-8")
@@ -114,7 +158,7 @@ def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> d
 
 
 def _relative_link(name: Any) -> str | None:
-    """A link below the report's own folder: a colon or a leading slash in a name cannot make it another place."""
+    """A link below the report's own folder, even if the name has a colon or a leading slash."""
     return "./" + quote(str(name).lstrip("/"), safe="/") + "/" if name else None
 
 
@@ -143,20 +187,20 @@ def _words(value: Any) -> str:
 
 
 def _typeset(text: str) -> str:
-    """`text` with minus signs as wide as the plus sign before numbers, and without line breaks in 'p = 0.01'."""
+    """`text` with proper minus signs before numbers, and without line breaks in 'p = 0.01'."""
     signed = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
     return signed.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 
 def _breakable(name: str) -> Any:
-    """Escapes a scheme's name and lets it wrap after its colon and commas."""
+    """A scheme's name, escaped, that may wrap after its colon and commas."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[:,])", name))
 
 
 def _date(created: Any) -> str | None:
-    """'2026-08-14 09:26 UTC'; what is no ISO time stays as it is."""
+    """'2026-08-14 09:26 UTC'; a text that is not an ISO time is returned as it is."""
     try:
         return datetime.fromisoformat(str(created)).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
@@ -164,7 +208,7 @@ def _date(created: Any) -> str | None:
 
 
 def _with_code(text: str) -> Any:
-    """Escapes `text`, sets what stands between backticks as code and gives the numbers outside proper minus signs."""
+    """`text`, escaped, with code between backticks set as code and with proper minus signs elsewhere."""
     from markupsafe import Markup, escape
 
     parts = text.split("`")

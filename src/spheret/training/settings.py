@@ -1,0 +1,176 @@
+"""The settings of a run as a user gives them: one flat list, from which every command that trains makes its flags.
+
+`RunSettings` holds what several runs share. `RunSettings.train_config` adds scheme, learning rate and seed, which tell
+them apart, and returns the `TrainConfig` of one run. Every default is the one
+of `TrainConfig`, `GPTConfig` or `DataConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from spheret.connections import parse_scheme
+from spheret.data import DataConfig
+from spheret.models import GPTConfig
+from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_settings
+from spheret.training.optimizer import ScheduleKind
+
+LR_SHARE = 0.4
+"""Learning rate times width where none is given. 0.2 to 0.8 is the range in which schemes have their best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Model, data and budget of a run, without its scheme, learning rate and seed."""
+
+    data: tuple[str, ...] = DataConfig.data
+    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
+    tokenizer: str = DataConfig.tokenizer
+    """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
+    vocab_multiple: int = 1
+    """Round the model's vocabulary up to a multiple of this. 64 is fast on GPUs and makes 50304 of GPT-2's 50257."""
+    text_column: str = DataConfig.text_column
+    """Field of .jsonl and .parquet files that holds the text."""
+    val_fraction: float = DataConfig.val_fraction
+    """Share of the documents held out for validation."""
+    n_layer: int = GPTConfig.n_layer
+    """Blocks, each an attention and an MLP sublayer."""
+    n_head: int = GPTConfig.n_head
+    """Attention heads."""
+    n_embd: int = GPTConfig.n_embd
+    """Width d of the hidden state."""
+    block_size: int = GPTConfig.block_size
+    """Context length, tokens."""
+    dropout: float = GPTConfig.dropout
+    """Dropout probability."""
+    init: str = GPTConfig.init
+    """Initial weights: auto (scaled with the width, as the scheme wants them) or nanogpt."""
+    positions: str = GPTConfig.positions
+    """Positions: learned, rope (rotary), or auto (what the scheme wants, else learned)."""
+    mlp: str = GPTConfig.mlp
+    """MLP: gelu, swiglu (half as many parameters again), or auto (what the scheme wants, else gelu)."""
+    qk_norm: str = GPTConfig.qk_norm
+    """Norm of queries and keys: none, rms, l2, or auto (what the scheme wants, else none)."""
+    head: str = GPTConfig.head
+    """Head: tied to the token embedding, untied, or auto (what the scheme wants, else tied)."""
+    steps: int = TrainConfig.steps
+    """Optimizer steps of a run."""
+    batch_size: int = TrainConfig.batch_size
+    """Sequences per optimizer step."""
+    grad_accum: int = TrainConfig.grad_accum
+    """Micro-batches per optimizer step. More of them need less memory; the gradient stays the same."""
+    schedule: ScheduleKind = TrainConfig.schedule
+    """Learning-rate schedule: cosine, wsd (constant, then linear decay) or constant."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up. Without this and --warmup-ratio: what the scheme wants, else a ratio of 0.1."""
+    warmup_ratio: float | None = None
+    """Linear warm-up as a share of all steps, instead of --warmup-steps."""
+    min_lr_ratio: float = TrainConfig.min_lr_ratio
+    """The decay ends at this share of the peak learning rate."""
+    decay_fraction: float = TrainConfig.decay_fraction
+    """Share of the steps over which the wsd schedule decays."""
+    weight_decay: float | None = None
+    """Decoupled weight decay of the weight matrices. If not given: what the scheme wants, else 0.1."""
+    beta1: float = TrainConfig.beta1
+    """AdamW's decay rate of the mean gradient."""
+    beta2: float = TrainConfig.beta2
+    """AdamW's decay rate of the mean squared gradient."""
+    grad_clip: float = TrainConfig.grad_clip
+    """Largest global gradient norm. 0 turns clipping off."""
+    eval_interval: int = TrainConfig.eval_interval
+    """Steps between evaluations. 0 evaluates only at the end."""
+    eval_windows: int = TrainConfig.eval_windows
+    """Validation windows of one context each, the same for every run."""
+    log_interval: int = TrainConfig.log_interval
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_interval: int = TrainConfig.checkpoint_interval
+    """Steps between checkpoints. With 0 there are none during training, and a run that is stopped starts over."""
+    keep_checkpoints: int = TrainConfig.keep_checkpoints
+    """How many of the newest checkpoints to keep. 0 keeps all."""
+    device: str = TrainConfig.device
+    """auto, cpu, cuda or cuda:N."""
+    dtype: ComputeType = TrainConfig.dtype
+    """Compute dtype. auto is bfloat16 on GPUs that have it, else float32."""
+    compile: Switch = TrainConfig.compile
+    """torch.compile. auto compiles on CUDA only."""
+
+    @property
+    def data_config(self) -> DataConfig:
+        """Corpus, tokenizer and split."""
+        return DataConfig(
+            data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+        )
+
+    def train_config(
+        self, scheme: str, *, lr: float, seed: int, vocab_size: int, save_final: bool = True
+    ) -> TrainConfig:
+        """Configuration of one run, for a tokenizer of ``vocab_size`` tokens.
+
+        ValueError: a value out of range, or a scheme that does not exist; the message names the fix.
+        """
+        if self.vocab_multiple < 1:
+            raise ValueError(f"vocab_multiple = {self.vocab_multiple}: give 1 (the tokenizer's own size) or more")
+        padded = -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
+        model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
+        train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys()
+        train_fields -= {"data", "weight_decay", "warmup_steps", "warmup_ratio"}  # not copied: see below
+        model = GPTConfig(vocab_size=padded, scheme=scheme, **{k: own[k] for k in model_fields})
+        rest = {k: own[k] for k in train_fields} | self._scheme_settings(scheme)
+        return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
+
+    def _scheme_settings(self, scheme: str) -> dict[str, Any]:
+        """Weight decay and warm-up: those given, else those of the scheme (some are published without), else ours."""
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} and warmup_ratio = {self.warmup_ratio} say the same thing twice: "
+                "give one of them"
+            )
+        wanted = parse_scheme(scheme).training(self.n_layer)
+        chosen = {} if wanted.weight_decay is None else {"weight_decay": wanted.weight_decay}
+        if self.weight_decay is not None:
+            chosen["weight_decay"] = self.weight_decay
+        if self.warmup_steps is not None:
+            return {**chosen, "warmup_steps": self.warmup_steps}
+        if self.warmup_ratio is not None:
+            return {**chosen, "warmup_ratio": self.warmup_ratio}
+        return chosen if wanted.warmup is None else chosen | warmup_settings(wanted.warmup)
+
+
+def flags(settings: RunSettings, *, always: Collection[str] = (), never: Collection[str] = ()) -> list[str]:
+    """``settings`` as the words of a command line.
+
+    Fields at their defaults are omitted unless they are named in ``always``; those named in ``never`` always are.
+    """
+    words: list[str] = []
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if f.name not in never and (value != f.default or f.name in always):
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
+    return words
+
+
+def _word(value: object) -> str:
+    """A flag's value as one would type it; floats as short as they stay exact."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def scheme_lr(scheme: str, *, n_embd: int, n_layer: int, share: float = LR_SHARE) -> float:
+    """``default_lr`` times the factor that the scheme asks for at this depth."""
+    return default_lr(n_embd, share * parse_scheme(scheme).training(n_layer).lr_factor)
+
+
+def default_lr(n_embd: int, share: float = LR_SHARE) -> float:
+    """Peak learning rate where none is given: ``share / n_embd``, rounded to two digits.
+
+    A hidden unit sums over d inputs. Adam moves every weight by about the learning rate, so the unit moves by a share
+    that grows with d; dividing by d keeps that share the same at every width.
+    """
+    return float(f"{share / n_embd:.2g}")
