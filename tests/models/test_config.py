@@ -38,6 +38,11 @@ def test_config_errors_name_the_value_and_the_fix(changes: dict[str, Any], messa
         GPTConfig(**TINY | changes)
 
 
+def test_the_old_name_of_the_scheme_is_refused() -> None:
+    with pytest.raises(TypeError, match="connection"):
+        GPTConfig(**TINY, connection="proj")  # type: ignore[call-arg]
+
+
 def names(model: GPT) -> set[str]:
     return {name for name, _ in model.named_parameters()}
 

@@ -39,7 +39,7 @@ class Float32Module(nn.Module):
 
 
 class LearnedScalar(Float32Module):
-    """One learned number, stored as it is."""
+    """One learned number, shape (1,)."""
 
     def __init__(self, start: float) -> None:
         super().__init__()

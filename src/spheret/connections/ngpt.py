@@ -5,8 +5,8 @@ x/|x|``; weight matrices have norm 1 along the embedding axis.
     u, v = sqrt(d) s_uv (W_fc h),  F = W_proj (u silu(v))     logits = s_z (W_head h)
 
 From the authors' code (github.com/NVIDIA/ngpt): all of the above; s_qk (d,) and s_z (vocabulary,) start at 1 and are
-stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as it is; rotary positions before the norm; no other norm,
-an untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised once
+stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as 1; rotary positions before the norm; no other norm, an
+untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised once
 and after every optimizer step; weight decay 0, warm-up 0.
 Our differences: ``mlp_scale=paper`` multiplies v alone by sqrt(d), as the paper's text and lucidrains' port do. The
 code's rotary positions are not a rotation; ours are. The code divides h by its norm before every step; here |h| = 1

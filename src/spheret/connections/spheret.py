@@ -144,7 +144,7 @@ class SpheretNorm(Connection):
         return None if self._shared[1] is None else self._shared[1]()
 
     def update(self, f: Tensor) -> Tensor:
-        """What enters the retraction: the sublayer output ``f``, divided by its root mean square where asked for."""
+        """What enters the retraction: ``f``, divided by its root mean square if ``update_norm`` is rms; (..., d)."""
         if self.update_norm == "none":
             return f
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
