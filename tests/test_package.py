@@ -97,6 +97,6 @@ def test_no_scheme_is_named_outside_connections() -> None:
     for part in ("models", "data", "training", "evaluation", "diagnostics"):
         for path in (ROOT / "src" / "spheret" / part).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            if path.name == "gpt.py":  # the default of GPTConfig: a user may omit the scheme
+            if path.name == "config.py":  # the default of GPTConfig: a user may omit the scheme
                 text = text.replace('scheme: str = "pre-ln"', "")
             assert not [name for name in names if name in text], path

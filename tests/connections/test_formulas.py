@@ -14,8 +14,8 @@ from spheret.models import GPT
 
 LAYERS, HEADS, DIM, CONTEXT, VOCAB = 3, 2, 8, 6, 11
 SHAPE = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": DIM, "block_size": CONTEXT, "vocab_size": VOCAB}
-# lambda_l = 1/sqrt(l), a float32 constant in every model.
-LAMBDA = {layer: torch.tensor(1 / math.sqrt(layer), dtype=torch.float32).double() for layer in range(1, LAYERS + 1)}
+# lambda_l = 1/sqrt(l), a Python float in every model.
+LAMBDA = {layer: 1 / math.sqrt(layer) for layer in range(1, LAYERS + 1)}
 Weights = dict[str, Tensor]
 Norm = Callable[[Tensor, Tensor], Tensor]
 Residual = Callable[[Weights, str, int, Tensor, Callable[[Tensor], Tensor]], Tensor]
