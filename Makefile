@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test check clean
+.PHONY: demo test check sanitize clean
 
 demo: $(VENV)/.ready
 	$(BIN)/spheret compare --out demo
@@ -18,6 +18,12 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The C++ kernel under the address and undefined-behaviour sanitizers (g++), through the tests that call it.
+SANITIZED := SPHERET_CACHE=$(VENV)/sanitize CXX="g++ -g -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+sanitize: $(VENV)/.ready-dev
+	$(SANITIZED) LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest tests/geometry tests/kernels/test_ops.py
+
 # torch first, from the constraint alone: a range resolved together with everything else may pull a build of several gigabytes.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,7 +31,7 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,cpu]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.torch pyproject.toml

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from spheret.comparison.runner import MetricsTail, cpu_cores, threads_per_run
+import spheret
+from spheret.comparison.runner import MetricsTail, cpu_cores, process_context, threads_per_run
 from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit
 
 
@@ -50,3 +53,13 @@ def test_an_exit_is_explained(tmp_path: Path) -> None:
 def test_a_damaged_result_counts_as_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(content)
     assert ended_result(tmp_path) is None
+
+
+def test_a_worker_runs_the_kernels_of_the_benchmarks() -> None:
+    """The server forks the runs. They must not fall back, neither to other code nor to one thread."""
+    h, f = torch.randn(700, 96), torch.randn(700, 96)
+    with ProcessPoolExecutor(1, mp_context=process_context()) as pool:
+        theirs = pool.submit(spheret.which_backend, h, f).result()
+        result = pool.submit(spheret.retract, h, f, alpha=0.7).result()
+    assert theirs == spheret.which_backend(h, f)
+    assert torch.equal(result, spheret.retract(h, f, alpha=0.7))

@@ -22,6 +22,7 @@ import torch
 
 from spheret.comparison.runs import RunSpec
 from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit, work
+from spheret.kernels import cpp
 from spheret.training import RunResult
 from spheret.training.interrupt import StopSignals
 from spheret.training.run_folder import METRICS
@@ -120,7 +121,7 @@ class Runner:
         self.threads = threads_per_run(jobs)
         self.waiting: list[RunSpec] = []
         self.active: list[Active] = []
-        self._context = _process_context()
+        self._context = process_context()
 
     def add(self, spec: RunSpec) -> None:
         self.waiting.append(spec)
@@ -131,6 +132,7 @@ class Runner:
         SIGINT or SIGTERM stops the running processes between two of their steps and then raises TrainingInterrupted (a
         KeyboardInterrupt). A second signal does not wait for them.
         """
+        cpp.obstacle()  # compiled once, here, and not by the runs, whose output nobody sees
         with StopSignals() as stop:
             try:
                 while self.waiting or self.active:
@@ -189,14 +191,14 @@ class Runner:
             self.active.clear()
 
 
-def _process_context() -> Any:
+def process_context() -> Any:
     """A server process that has imported the package and forks: runs start at once, and without the parent's
     threads."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     # The first optimizer of a process imports torch._dynamo, a second of work that the server does once for all runs.
-    context.set_forkserver_preload(["__main__", "spheret.comparison.worker", "torch._dynamo", "spheret.kernels.loops"])
+    context.set_forkserver_preload(["__main__", "spheret.comparison.worker", "torch._dynamo"])
     return context
 
 

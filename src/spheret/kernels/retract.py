@@ -250,8 +250,8 @@ def _as_tensor(value: Tensor | float, h: Tensor, f: Tensor) -> Tensor:
         return value
     value = LARGEST_P if value > LARGEST_P else value
     dtype = torch.float64 if torch.float64 in (h.dtype, f.dtype) else torch.float32
-    if torch.compiler.is_compiling():
-        return torch.full((1,), value, dtype=dtype, device=h.device)
+    if torch.compiler.is_compiling() or type(h) is not Tensor or torch._C._len_torch_dispatch_stack():
+        return h.new_full((1,), value, dtype=dtype)  # of the kind of h, a fake tensor for example
     return _constant(float(value), dtype, h.device)
 
 
