@@ -79,6 +79,12 @@ def test_results_say_what_the_run_folders_say(first: Results, config: CompareCon
         assert trained["lr"] == run["lr"] and trained["seed"] == run["seed"]
 
 
+def test_results_name_the_settings_that_a_flag_can_change(first: Results, config: CompareConfig) -> None:
+    settings = first["settings"]
+    assert settings["eval_windows"] == 4 and settings["betas"] == [0.9, 0.95]
+    assert (settings["schedule"], settings["min_lr_ratio"], settings["decay_fraction"]) == ("cosine", 0.1, None)
+
+
 def test_a_second_call_trains_nothing(first: Results, config: CompareConfig) -> None:
     before = run_jsons(config)
     seen: list[Comparison] = []

@@ -17,7 +17,6 @@ from spheret.costs.cost import count_parameters
 from spheret.data import expected_vocab_size
 from spheret.recipes import RECIPES, list_recipes, recipe
 from spheret.recipes.angpt import LADDER
-from spheret.training.settings import RunSettings
 
 PAPER = [name for name in list_recipes() if name.startswith("gpt2-")]
 
@@ -103,16 +102,6 @@ def test_unknown_names_are_refused_with_what_there_is() -> None:
         recipe("gpt3")
     with pytest.raises(ValueError, match="unknown scheme 'nope'"):
         recipe("cpu-demo", scheme="nope").train_config()
-
-
-def test_vocabulary_is_padded() -> None:
-    def rows(multiple: int) -> int:
-        settings = RunSettings(vocab_multiple=multiple)
-        return settings.train_config("proj", lr=1e-3, seed=1, vocab_size=50257).model.vocab_size
-
-    assert [rows(m) for m in (1, 64, 50257, 50000)] == [50257, 50304, 50257, 100000]
-    with pytest.raises(ValueError, match="vocab_multiple = 0"):
-        rows(0)
 
 
 @pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 257), ("bpe", 4096), ("bpe:300", 300), ("gpt2", 50257)])

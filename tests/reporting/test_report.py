@@ -179,7 +179,7 @@ def test_a_missing_run_is_named_in_a_partial_report(make_comparison) -> None:  #
         write_report(folder)
     assert not (folder / "report.html").exists()
     assert (
-        "could not be read, so the figures leave them out: runs/0-seed1."
+        "could not be read, so the figures do not include them: runs/0-seed1."
         in page(write_report(folder, partial=True)).text
     )
 

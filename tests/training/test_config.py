@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from spheret.training import TrainConfig, config_from_dict, config_to_dict
-from spheret.training.settings import RunSettings, scheme_lr
 
 Tiny = Callable[..., TrainConfig]
 
@@ -16,22 +15,6 @@ Tiny = Callable[..., TrainConfig]
 def test_json_and_back(tiny: Tiny) -> None:
     config = tiny(scheme="spheret:p=0.5", dropout=0.1, lr=1e-3, schedule="wsd", warmup_steps=3)
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
-
-
-def test_the_settings_of_every_command_have_the_same_defaults() -> None:
-    own = TrainConfig()
-    run = RunSettings().train_config(
-        own.model.scheme,
-        lr=scheme_lr(own.model.scheme, n_embd=own.model.n_embd, n_layer=own.model.n_layer),
-        seed=own.seed,
-        vocab_size=own.model.vocab_size,
-    )
-    assert run == own
-
-
-def test_warmup_is_given_once() -> None:
-    with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_ratio = 0\.1 say the same thing twice"):
-        RunSettings(warmup_steps=5, warmup_ratio=0.1).train_config("pre-ln", lr=1e-3, seed=1, vocab_size=1)
 
 
 def test_what_is_left_out_takes_its_default() -> None:

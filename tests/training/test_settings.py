@@ -1,15 +1,64 @@
-"""What else of a run belongs to a method: its own weight decay, warm-up and learning rate."""
+"""The settings that all commands share: one set of defaults, checked together, and typed again as flags."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
-from spheret.training.settings import RunSettings, default_lr, scheme_lr
+import pytest
+
+from spheret.training import TrainConfig
+from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 
 SCHEMES = ["ngpt", "angpt"]
 
 
-def test_a_method_s_own_decay_and_warmup_are_defaults() -> None:
+def test_the_settings_of_every_command_have_the_same_defaults() -> None:
+    own = TrainConfig()
+    run = RunSettings().train_config(
+        own.model.scheme,
+        lr=scheme_lr(own.model.scheme, n_embd=own.model.n_embd, n_layer=own.model.n_layer),
+        seed=own.seed,
+        vocab_size=own.model.vocab_size,
+    )
+    assert run == own
+
+
+def test_warmup_is_given_once() -> None:
+    with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_ratio = 0\.1 say the same thing twice"):
+        RunSettings(warmup_steps=5, warmup_ratio=0.1).train_config("pre-ln", lr=1e-3, seed=1, vocab_size=1)
+
+
+def test_vocabulary_is_padded() -> None:
+    def rows(multiple: int) -> int:
+        settings = RunSettings(vocab_multiple=multiple)
+        return settings.train_config("proj", lr=1e-3, seed=1, vocab_size=50257).model.vocab_size
+
+    assert [rows(m) for m in (1, 64, 50257, 50000)] == [50257, 50304, 50257, 100000]
+    with pytest.raises(ValueError, match="vocab_multiple = 0"):
+        rows(0)
+
+
+def test_flags_are_what_differs_and_what_is_always_named() -> None:
+    assert flags(RunSettings()) == []
+    settings = RunSettings(data=("a", "b c"), weight_decay=1 / 3, warmup_steps=20)
+    assert flags(settings, always=("n_layer",), never=("data",)) == [
+        *("--n-layer", "6", "--warmup-steps", "20", "--weight-decay", repr(1 / 3)),
+    ]
+
+
+@pytest.mark.parametrize(("n_embd", "lr"), [(128, 0.0031), (768, 0.00052), (1280, 0.00031)])
+def test_the_learning_rate_follows_the_width(n_embd: int, lr: float) -> None:
+    assert default_lr(n_embd) == lr
+
+
+def test_defaults_named_in_the_help_are_the_defaults() -> None:
+    text = Path(flags.__code__.co_filename).read_text(encoding="utf-8")
+    assert f"else a ratio of {TrainConfig.warmup_ratio:g}." in text
+    assert f"what the scheme wants, else {TrainConfig.weight_decay:g}." in text
+
+
+def test_a_scheme_s_own_decay_and_warmup_are_defaults() -> None:
     settings = RunSettings(steps=100)
     decays = {s: settings.train_config(s, lr=1e-3, seed=1, vocab_size=9) for s in ("pre-ln", "gpt-qknorm", *SCHEMES)}
     assert {s: (c.weight_decay, c.total_warmup_steps) for s, c in decays.items()} == {

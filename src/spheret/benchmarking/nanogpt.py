@@ -2,7 +2,7 @@
 
 Written from the description of GPT-2 (Radford et al. 2019) and of nanoGPT (github.com/karpathy/nanoGPT): Pre-LN blocks
 written out as ``x = x + f(norm(x))``, gains without bias, learned positions, packed attention, a GELU MLP, a head tied
-to the embedding. Nothing of spheret's computes here.
+to the embedding. None of spheret's modules computes here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
-        """Lets spheret's optimizer train this model too, so that the benchmark can tell model from optimizer."""
+        """So that spheret's optimizer can train this model, and the benchmark can tell model from optimizer."""
         return {"weight": ParameterRole(decay=False)}
 
 
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """``logits, loss = model(idx, targets)``; reads the shape of ``config`` only: no dropout, biases or connection."""
+    """``logits, loss = model(idx, targets)``. Reads only the shape in ``config``: no dropout, biases or scheme."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class NanoGPT(nn.Module):
                 nn.init.normal_(parameter, std=STD / math.sqrt(2 * config.n_layer) if last else STD)
 
     def forward(self, idx: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, T, vocab) and mean loss in nats for ids and targets (B, T) int64; -1 is no target."""
+        """Logits (B, T, vocab) and mean loss in nats for ids and targets (B, T) int64; targets of -1 do not count."""
         x = self.wte(idx) + self.wpe(torch.arange(idx.size(1), device=idx.device))
         for block in self.h:
             x = block(x)
@@ -107,7 +107,7 @@ class NanoGPT(nn.Module):
 
 
 def configure_adamw(model: nn.Module, *, lr: float, weight_decay: float = 0.1) -> torch.optim.AdamW:
-    """AdamW as nanoGPT sets it up: matrices are decayed, vectors not; fused on CUDA, PyTorch's own choice elsewhere."""
+    """AdamW as nanoGPT has it: matrices decay, vectors do not; fused on CUDA, PyTorch's own choice elsewhere."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
