@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 NAMES = {
     "wte": "wte",
     "wpe": "wpe",
-    "ln_f": "stream.norm",
+    "ln_f": "stream.final_norm",
     "ln_1": "attn_connection.norm",
     "ln_2": "mlp_connection.norm",
     "attn.c_attn": "attn.c_attn",

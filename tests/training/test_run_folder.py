@@ -93,7 +93,7 @@ def test_the_stored_result_is_the_returned_one(tiny: Tiny, tmp_path: Path, datas
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
-    train(tiny(save_final=False), tmp_path, dataset=dataset)
+    train(tiny(save_final=False, checkpoint_interval=0), tmp_path, dataset=dataset)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match="resume=True"):
         train(tiny(seed=9), tmp_path, dataset=dataset)

@@ -56,8 +56,7 @@ obstacle._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def description() -> str:
     """How the loaded kernel runs, for ``which_backend``."""
-    threads = "one thread after a fork" if _fork_lost_threads else "PyTorch's threads"
-    return f"{instruction_set()} instructions, {threads}"
+    return f"{instruction_set()} instructions, {'one thread after a fork' if _fork_lost_threads else 'all threads'}"
 
 
 def instruction_set() -> str:
@@ -96,51 +95,51 @@ def build(folder: Path, instructions: str) -> Path:
             *(f"-I{torch_folder / path}" for path in ("include", "include/torch/csrc/api/include")),
             *(str(SOURCE), "-o", str(new), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise RuntimeError(f"the C++ compiler does not start: {error}") from error
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
             raise RuntimeError(f"{compiler} failed: {next((line for line in lines if 'error' in line), lines[0])}")
+        with new.open("ab") as file:  # a digest after the library's own content, which loading it ignores
+            file.write(hashlib.sha256(new.read_bytes()).digest())
         os.replace(new, target)
     print(f"spheret: compiled in {time.perf_counter() - started:.0f} s: {target}", file=sys.stderr, flush=True)
     return target
 
 
 def _load() -> str:
-    """Load the library that belongs here; returns why that cannot be."""
+    """Load the library that belongs here, built ahead, cached or new; returns why that cannot be."""
     instructions = instruction_set()
     name = library_name(instructions)
-    ahead = SOURCE.with_name(name)
     try:
-        if ahead.exists():
-            _open(ahead)
+        if _is_whole(SOURCE.with_name(name)):
+            _open(SOURCE.with_name(name))
             return ""
         try:
-            cache = Path(os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "kernels"
-            cache.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(cache / f"{name}.lock")  # of processes that start at once, one builds
+            folder = Path(os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "kernels"
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / f"{name}.lock")  # of processes that start at once, one builds
             lock.acquire()
-        except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
-            return _load_uncached(instructions, error)
-        with lock:
-            try:
-                _open(cache / name)
-            except OSError:  # not there, or damaged
-                _open(build(cache, instructions))
-    except OSError as error:
-        return _load_uncached(instructions, error)
-    except RuntimeError as error:
-        return f"no C++ kernel: {error}"
-    return ""
-
-
-def _load_uncached(instructions: str, why: Exception) -> str:
-    warnings.warn(f"no cache for the C++ kernel, it is built for this process alone: {why}", stacklevel=2)
-    try:
-        with tempfile.TemporaryDirectory(prefix="spheret-") as folder:
-            _open(build(Path(folder), instructions))
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+            warnings.warn(f"no cache for the C++ kernel, it is built for this process alone: {error}", stacklevel=2)
+            with tempfile.TemporaryDirectory(prefix="spheret-") as temporary:
+                _open(build(Path(temporary), instructions))
+            return ""
+        try:
+            _open(folder / name if _is_whole(folder / name) else build(folder, instructions))
+        finally:
+            lock.release()
     except (OSError, RuntimeError) as error:
         return f"no C++ kernel: {error}"
     return ""
+
+
+def _is_whole(path: Path) -> bool:
+    # To load a library that is cut short can end the process.
+    content = path.read_bytes() if path.exists() else b""
+    return content[-32:] == hashlib.sha256(content[:-32]).digest()
 
 
 def _open(path: Path) -> None:

@@ -1,7 +1,6 @@
 """``retract``: checked arguments, then the backend that serves them. ``which_backend`` says which one, and why.
 
-``with spheret.backend("autograd"):`` forces a backend, as does ``SPHERET_BACKEND`` in the environment when the package
-is imported: ``cpp``, ``triton``, ``autograd`` or, by default, ``auto``.
+``with spheret.backend("autograd"):`` forces one, as ``SPHERET_BACKEND=autograd`` does when the package is imported.
 """
 
 from __future__ import annotations
@@ -160,10 +159,8 @@ def which_backend(
         RuntimeError: a forced backend that cannot serve them, or an unknown name in ``SPHERET_BACKEND``.
     """
     name, obstacle = _choose(h, f, (alpha, p, radius), angle)
-    if obstacle:
-        return Backend(name, obstacle)
     how = f", {cpp.description()}" if name == "cpp" else ""
-    return Backend(name, f"rows of {h.dtype} on {h.device.type}{how}")
+    return Backend(name, obstacle or f"rows of {h.dtype} on {h.device.type}{how}")
 
 
 def _is_plain_call(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> bool:

@@ -170,12 +170,9 @@ using Column = double[kBlock];
 
 struct Group {
   Row row[kBlock];
-  Column beta;             // |w|/|h|
-  Column cos, sinc, slope;  // cos(theta), sin(theta)/beta, d theta/d beta
+  Column beta, cos, sinc, slope;  // |w|/|h|, cos(theta), sin(theta)/beta, d theta/d beta
 
-  void set(int64_t r, const Row& row, double step) {
-    this->row[r] = row, beta[r] = row.beta(step);
-  }
+  void set(int64_t r, const Row& measured, double step) { row[r] = measured, beta[r] = measured.beta(step); }
 };
 
 // theta and slope (rows,), unless null, take the place of those of p.
