@@ -34,6 +34,8 @@ _INSTRUCTIONS = {
 }
 _FLAGS = ["-std=c++20", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 
+_DIGEST_BYTES = 32  # SHA-256 of the library, at the end of its file
+
 _lock = threading.Lock()
 _library: Any = None
 _obstacle: str | None = None  # None: not tried yet
@@ -113,6 +115,8 @@ def build(folder: Path, instructions: str) -> Path:
             errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
             first = (errors or done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]
             raise RuntimeError(f"{compiler} could not compile the kernel: {first}")
+        with new.open("ab") as file:  # what follows the library's own content is ignored when it is loaded
+            file.write(hashlib.sha256(new.read_bytes()).digest())
         os.replace(new, target)
     return target
 
@@ -133,24 +137,38 @@ def _load() -> str:
 
 def _open_from_cache(name: str, instructions: str) -> None:
     try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _usable_cache_folder()
         with FileLock(folder / f"{name}.lock"):  # of processes that start at once, one builds
             path = folder / name
-            if not path.exists():
-                _say_and_build(folder, instructions)
-            try:
-                _open(path)
-                return
-            except OSError:  # damaged
-                _say_and_build(folder, instructions)
+            if _is_whole(path):
+                try:
+                    _open(path)
+                    return
+                except OSError:  # built on another system that shares the folder
+                    pass
+            _say_and_build(folder, instructions)
             _open(path)
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "home" not in str(error).lower():
-            raise
+    except OSError as error:
         warnings.warn(f"the C++ kernel is built for this process alone: {error}", stacklevel=2)
         with tempfile.TemporaryDirectory(prefix="spheret-") as temporary:
             _open(_say_and_build(Path(temporary), instructions))
+
+
+def _is_whole(path: Path) -> bool:
+    # To load a library that is cut short can end the process.
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    return content[-_DIGEST_BYTES:] == hashlib.sha256(content[:-_DIGEST_BYTES]).digest()
+
+
+def _usable_cache_folder() -> Path:
+    try:
+        folder = cache_folder()
+    except RuntimeError as error:  # no home
+        raise OSError(str(error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _say_and_build(folder: Path, instructions: str) -> Path:

@@ -159,7 +159,8 @@ Row measure(const float* h, const float* f, int64_t d, const float* out) {
     products = products + x * Vec::loadu(f + j, count);
   });
   const float hh = total(squares);
-  if (!(kSmallest < hh && hh < kLargest)) return measure_wide(h, f, d);
+  // A row of one number has no tangent: float64 gives it back to the bit (here and in Forward::write).
+  if (d == 1 || !(kSmallest < hh && hh < kLargest)) return measure_wide(h, f, d);
   const float c = total(products) / hh;
   squares = Vec(0.f);
   for_vectors(d, [&](int64_t j, int64_t count) {
@@ -227,7 +228,7 @@ struct Forward {
     float* to = out + i * d;
     const float c = row.c;
     kept[i] = c;
-    if (row.plain() && std::abs(b) < 1e18) {
+    if (d > 1 && row.plain() && std::abs(b) < 1e18) {
       // What float32 does not hold of c is taken out of h's coefficient, where it costs nothing.
       const Vec va(static_cast<float>(a - b * (row.c - c))), vb(static_cast<float>(b)), vc(c);
       for_vectors(d, [&](int64_t j, int64_t count) {
