@@ -87,7 +87,7 @@ def build(folder: Path, instructions: str) -> Path:
     """Compile the kernel into ``folder``, atomically; returns the library's path.
 
     Raises:
-        RuntimeError: no compiler, or its error message.
+        RuntimeError: no compiler that starts, or its error message.
         OSError: the folder cannot be written.
     """
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
@@ -110,7 +110,10 @@ def build(folder: Path, instructions: str) -> Path:
             str(SOURCE),
             *("-o", str(new), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise RuntimeError(f"the C++ compiler does not start: {error}") from error
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
             first = (errors or done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]
