@@ -1,6 +1,6 @@
 """What keeping one of h and f would save and cost: benchmarks/results/keep_one.json and .md.
 
-A connection keeps h, f and two numbers of each row. h and h' are kept by the neighbouring sublayers anyway, so f could
+A connection keeps h, f and one number of each row. h and h' are kept by the neighbouring sublayers anyway, so f could
 be solved back from them, f = c h + (h' - C h)/(S step), at the price of another pass and of what rounding h' does to
 the quotient: about eps/sin(theta). Rows that turn by less than a threshold keep their f.
 
@@ -23,7 +23,7 @@ import spheret
 from spheret.benchmarking.bytes import keep_freed_memory, peak_cpu_bytes
 from spheret.connections.spheret import SpheretNorm
 from spheret.geometry import cos_and_sinc, rows
-from spheret.kernels import cpu
+from spheret.kernels.ops import OPERATORS
 from spheret.training.environment import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,22 +35,23 @@ class Solved(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, f: Tensor, step: Tensor) -> Tensor:
-        out, _, kept = cpu.forward(h, f, step, 1.0, None)
+        out, _, kept = OPERATORS.retract(h, f, step, torch.ones(1), None, 1.0, False, None, None)
         r = rows(h.float(), f.float(), step)
         cos, sinc = cos_and_sinc(r.beta, 1.0)
         slow = (sinc * r.beta < SMALLEST_ANGLE[h.dtype]).squeeze(-1)
-        c = (kept[0] + kept[1]).view_as(cos)
-        ctx.save_for_backward(h, out, kept, c, cos, sinc, step, slow, f[slow])
+        ctx.save_for_backward(h, out, kept, cos, sinc, step, slow, f[slow])
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h, out, kept, c, cos, sinc, step, slow, f_slow = ctx.saved_tensors
+        h, out, kept, cos, sinc, step, slow, f_slow = ctx.saved_tensors
         factor = 1 / (step * sinc)
-        f = (c - cos * factor) * h + factor * out
+        f = (kept.view_as(cos) - cos * factor) * h + factor * out
         f[slow] = f_slow.to(f.dtype)
-        dh, df, sums = cpu.backward(g, None, h, f, kept, step, 1.0, None)
-        return dh, df.to(f_slow.dtype), sums[:1]
+        dh, df, dstep, *_ = OPERATORS.retract_backward(
+            g, None, h, f, kept, step, torch.ones(1), None, 1.0, False, None, None, False
+        )
+        return dh, df.to(f_slow.dtype), dstep
 
 
 def errors(dtype: torch.dtype, size: float) -> dict[str, float]:
@@ -80,7 +81,7 @@ def model_step(solved: bool) -> Callable[[], None]:
     if solved:
         for module in model.modules():
             if isinstance(module, SpheretNorm):
-                module.combine_and_split = _solved_fork(module)  # type: ignore[method-assign]
+                module.combine_and_split = _solved_pair(module)  # type: ignore[method-assign]
     tokens = torch.randint(257, (4, 257))
 
     def step() -> None:
@@ -90,12 +91,12 @@ def model_step(solved: bool) -> Callable[[], None]:
     return step
 
 
-def _solved_fork(module: SpheretNorm) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    def fork(h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+def _solved_pair(module: SpheretNorm) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def combine_and_split(h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         out = Solved.apply(h, f, module.step())
         return out, out
 
-    return fork
+    return combine_and_split
 
 
 def steps() -> dict[str, Any]:
