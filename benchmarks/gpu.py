@@ -61,6 +61,10 @@ class Bench:
     def scalar(self, value: float) -> Tensor:
         return torch.tensor([value], device=self.device)
 
+    def scalars(self, alpha: float, p: float, radius: float | None = None) -> tuple[Any, ...]:
+        """From alpha to theta, in the order of the operators."""
+        return self.scalar(alpha), self.scalar(p), None if radius is None else self.scalar(radius), 1.0, False, None
+
     def seconds(self, call: Callable[[], object], *, graph: bool = True) -> float:
         """Median time of one call: ten calls to a sample, recorded as one CUDA graph where that is possible."""
         if self.device == "cpu":
@@ -111,19 +115,21 @@ class Connection:
 
     bench: Bench
     d: int
-    p: float | Tensor = 1.0
+    p: float = 1.0
+    learns_p: bool = False
 
     def calls(self) -> tuple[Callable[[], object], Callable[[], object]]:
-        launch, step = self.bench.launch, self.bench.scalar(0.7)
+        launch, scalars = self.bench.launch, self.bench.scalars(0.7, self.p)
         h, f, g = self.bench.tensors(3, self.bench.rows, self.d)
-        stats = launch.forward(h, f, step, self.p)[2]
-        need_p = isinstance(self.p, Tensor)
+        stats = launch.retract(h, f, *scalars, None)[2]
+
+        def forward() -> object:
+            return launch.retract(h, f, *scalars, None)
 
         def backward() -> object:
-            sums = launch.backward(g, None, h, f, stats, step, self.p, need_p=need_p)[2]
-            return sums.sum(1, dtype=torch.float64)[0]
+            return launch.retract_backward(g, None, h, f, stats, *scalars, None, self.learns_p)
 
-        return lambda: launch.forward(h, f, step, self.p), backward
+        return forward, backward
 
     def bytes(self) -> tuple[int, int]:
         row = 2 * self.d
@@ -207,7 +213,7 @@ def exponents(bench: Bench) -> Figures:
     for p in EXPONENTS:
         figures[f"p={p:g}"] = Connection(bench, bench.widths[0], p).seconds()
     spread = [max(t) / min(t) - 1 for t in zip(*figures.values(), strict=True)]
-    figures["p learned"] = Connection(bench, bench.widths[0], bench.scalar(1.0)).seconds()
+    figures["p learned"] = Connection(bench, bench.widths[0], learns_p=True).seconds()
     return figures | {"forward_spread": spread[0], "backward_spread": spread[1], "passed": max(spread) <= SPREAD}
 
 
@@ -236,11 +242,7 @@ def liger(bench: Bench) -> Figures:
 
 def tests(bench: Bench) -> Figures:
     """(d) The kernels' own tests, on the GPU against float64."""
-    chosen = [
-        "tests/kernels/test_triton.py",
-        "tests/kernels/test_custom_angle.py",
-        "tests/kernels/test_triton_operator.py",
-    ]
+    chosen = ["tests/kernels/test_triton.py", "tests/kernels/test_triton_kernels.py", "tests/kernels/test_autograd.py"]
     if bench.dry:
         chosen = ["tests/kernels/test_triton.py::test_widths"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
@@ -258,8 +260,9 @@ def matrix(bench: Bench) -> Figures:
     for d, dtype, radius in _cases(bench):
         for p in (0.5, 1.0, 2.0, float("inf")):
             h, f, g = bench.tensors(3, 5 if bench.dry else 257, d, dtype)
-            out, _, stats = bench.launch.forward(h, f, 0.3, p, radius)
-            dh, df, _ = bench.launch.backward(g, None, h, f, stats, 0.3, p, radius)
+            scalars = bench.scalars(0.3, p, radius)
+            out, _, stats = bench.launch.retract(h, f, *scalars, None)
+            dh, df, *_ = bench.launch.retract_backward(g, None, h, f, stats, *scalars, None, False)
             wide = [t.double() for t in (g, h, f)]
             grads = retract_vjp(*wide, 0.3, p, radius, need_p=False)
             exact = retract_rows(*wide[1:], 0.3, p, radius), grads.h, grads.f
@@ -284,18 +287,18 @@ def graph(bench: Bench) -> Figures:
     """(e) A CUDA graph of both directions, replayed on new numbers, gives the bits of eager calls."""
     launch = bench.launch
     h, f, g = bench.tensors(3, 1000, 768)
-    scalars = [bench.scalar(v) for v in (0.7, 1.5, 3.0)]
+    scalars = bench.scalars(0.7, 1.5, 3.0)
     results: list[Tensor] = []
 
     def call() -> None:
-        out, branch, stats = launch.forward(h, f, *scalars, branch_dtype=torch.float32)
-        results[:] = [out, branch, *launch.backward(g, branch, h, f, stats, *scalars)]
+        out, branch, stats = launch.retract(h, f, *scalars, torch.float32)
+        results[:] = [out, branch, *launch.retract_backward(g, branch, h, f, stats, *scalars, None, True)]
 
     replay = _captured(call, 1)
     recorded = list(results)
     for t, new in zip((h, f, g), bench.tensors(6, 1000, 768)[3:], strict=True):
         t.copy_(new)
-    for scalar, new in zip(scalars, (0.3, 2.5, 20.0), strict=True):
+    for scalar, new in zip(scalars[:3], (0.3, 2.5, 20.0), strict=True):
         scalar.fill_(new)
     replay()
     replayed = [t.clone() for t in recorded]
@@ -329,8 +332,9 @@ def large(bench: Bench) -> Figures:
     d = 4096
     rows = 2**31 // d + 100
     h, f, g = (torch.empty(rows, d, dtype=torch.bfloat16, device=bench.device).normal_() for _ in range(3))
-    out, _, stats = bench.launch.forward(h, f, 0.7, 1.0)
-    dh, df, _ = bench.launch.backward(g, None, h, f, stats, 0.7, 1.0)
+    scalars = bench.scalars(0.7, 1.0)
+    out, _, stats = bench.launch.retract(h, f, *scalars, None)
+    dh, df, *_ = bench.launch.retract_backward(g, None, h, f, stats, *scalars, None, False)
     last = [t[-200:].double() for t in (g, h, f)]
     grads = retract_vjp(*last, 0.7, 1.0, None, need_p=False)
     exact = retract_rows(*last[1:], 0.7, 1.0), grads.h, grads.f

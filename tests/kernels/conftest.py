@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from spheret.kernels import cpp
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = DEVICE == "cpu"
 
@@ -30,13 +32,21 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("spheret.kernels.triton_launch")
 
 
-@pytest.fixture
-def in_new_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code in a new Python that finds what this one finds; keywords go into its environment."""
+@pytest.fixture(scope="session")
+def compiled_kernel() -> None:
+    """The C++ kernel, loaded; skips where it cannot be built."""
+    if cpp.obstacle():
+        pytest.skip(cpp.obstacle())
 
-    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture(scope="session")
+def in_new_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a new Python that finds what this one finds; keywords go into its environment, None removes one."""
+
+    def run(code: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(p for p in sys.path if p)
         env = {**os.environ, "PYTHONPATH": path, **environment}
+        env = {name: value for name, value in env.items() if value is not None}
         return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
 
     return run

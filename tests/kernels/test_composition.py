@@ -16,18 +16,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils import checkpoint as ckpt
 
 import spheret
-from spheret.kernels import cpu, retract_for_two
+from spheret.kernels.ops import OPERATORS
 
-pytestmark = pytest.mark.skipif(bool(cpu.unavailable()), reason=cpu.unavailable() or "Numba is here")
-
-F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+pytestmark = pytest.mark.usefixtures("compiled_kernel")
 
 
-def rows(*shape: int, dtype: torch.dtype = F32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 class Junction(nn.Module):
@@ -36,75 +37,17 @@ class Junction(nn.Module):
     def __init__(self, p: float | str = 1.0) -> None:
         super().__init__()
         self.connection = spheret.build_connection(f"spheret:p={p}", dim=48, layer_idx=1, n_layer=4)
-        self.branch = nn.Linear(48, 48, bias=False)
+        self.linear = nn.Linear(48, 48, bias=False)
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        stream, read = self.connection.combine_and_split(h, f)
-        return stream + torch.tanh(self.branch(read))
+        stream, branch = self.connection.combine_and_split(h, f)
+        return stream + torch.tanh(self.linear(branch))
 
 
 def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     out = function(*inputs[:2])
     weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
-
-
-# --- two readers ---
-
-
-@pytest.mark.parametrize("p", [0.5, 1.0, math.inf])
-@pytest.mark.parametrize("radius", [None, 5.0])
-def test_two_outputs_are_one_output_read_twice(p: float, radius: float | None) -> None:
-    h, f, g, g2 = (rows(6, 40, seed=i) for i in range(4))
-    alpha = torch.tensor([0.8], requires_grad=True)
-    pair = retract_for_two(h, f, alpha=alpha, p=p, radius=radius)
-    once = spheret.retract(h, f, alpha=alpha, p=p, radius=radius)
-    assert torch.equal(pair[0], once) and torch.equal(pair[1], once)
-    ours = torch.autograd.grad(pair, (h, f, alpha), (g, g2))
-    torch.testing.assert_close(ours, torch.autograd.grad(once, (h, f, alpha), g + g2), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("reader", [0, 1])
-def test_one_of_two_readers_may_be_absent(reader: int) -> None:
-    h, f, g = (rows(6, 40, seed=i) for i in range(3))
-    ours = torch.autograd.grad(retract_for_two(h, f)[reader], (h, f), g)
-    torch.testing.assert_close(ours, torch.autograd.grad(spheret.retract(h, f), (h, f), g), rtol=0, atol=0)
-
-
-def test_the_second_output_has_the_dtype_of_the_sublayer() -> None:
-    h, f = rows(6, 40), rows(6, 40, dtype=BF16, seed=1)
-    stream, read = retract_for_two(h, f, read_dtype=BF16)
-    assert stream.dtype == F32 and torch.equal(read, stream.to(BF16))
-    grads = torch.autograd.grad((stream, read), (h, f), (rows(6, 40, seed=2), rows(6, 40, dtype=BF16, seed=3)))
-    assert [g.dtype for g in grads] == [F32, BF16]
-
-
-# --- dtypes and autocast ---
-
-
-@pytest.mark.parametrize("h_dtype", [F32, BF16, F16, F64])
-@pytest.mark.parametrize("f_dtype", [F32, BF16, F16, F64])
-def test_every_mixture_of_dtypes_rounds_once(h_dtype: torch.dtype, f_dtype: torch.dtype) -> None:
-    h, f, g = rows(5, 64, dtype=h_dtype), rows(5, 64, dtype=f_dtype, seed=1), rows(5, 64, dtype=h_dtype, seed=2)
-    out = spheret.retract(h, f, alpha=0.7, p=1.5)
-    ours = (out, *torch.autograd.grad(out, (h, f), g))
-    h64, f64 = h.detach().double().requires_grad_(), f.detach().double().requires_grad_()
-    exact_out = spheret.retract(h64, f64, alpha=0.7, p=1.5)
-    exact = (exact_out, *torch.autograd.grad(exact_out, (h64, f64), g.double()))
-    for a, b, dtype in zip(ours, exact, (h_dtype, h_dtype, f_dtype), strict=True):
-        assert a.dtype == dtype
-        rounded = (b.to(dtype).double() - b).abs().max()  # what an exact result loses when it is stored
-        assert (a.double() - b).abs().max() <= 2 * rounded + 2e-6
-
-
-@pytest.mark.parametrize("backend", ["numba", "autograd"])
-def test_autocast_changes_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spheret.kernels.operator.FORCED", backend)
-    h, f = rows(5, 64), rows(5, 64, dtype=BF16, seed=1)
-    with torch.autocast("cpu", BF16):
-        inside = gradients(spheret.retract, [h, f])
-    assert all(torch.equal(a, b) for a, b in zip(inside, gradients(spheret.retract, [h, f]), strict=True))
-    assert inside[0].dtype == F32
 
 
 # --- compilers ---
@@ -120,6 +63,103 @@ def test_compiled_in_one_graph(p: float | str) -> None:
     torch.testing.assert_close(gradients(compiled, inputs), gradients(module, inputs), rtol=1e-4, atol=1e-5)
 
 
+def test_compiled_code_calls_the_operator() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    connection = spheret.build_connection("proj", dim=8, layer_idx=1, n_layer=4)
+    h, f = rows(3, 8), rows(3, 8, seed=1)
+    compiled = torch.compile(connection, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    out = compiled(h, f)
+    out.sum().backward()
+    called = {node.target for graph in graphs for node in graph.graph.nodes}
+    assert {OPERATORS.retract, OPERATORS.retract_backward} <= called
+    torch.testing.assert_close(out, connection(h, f))
+
+
+def test_a_compiled_call_is_served_as_which_backend_says() -> None:
+    """A forced backend holds in compiled code too."""
+
+    def call(h: Tensor, f: Tensor) -> Tensor:
+        return spheret.retract(h, f, alpha=0.5)
+
+    h, f = rows(3, 8).detach(), rows(3, 8, seed=1).detach()
+    for name in ("cpp", "autograd"):
+        targets: set[object] = set()
+        torch._dynamo.reset()
+        with spheret.backend(name):
+            assert spheret.which_backend(h, f).name == name
+            torch.compile(call, backend=aot_autograd(fw_compiler=partial(_keep_targets, targets)))(h, f)
+        assert (OPERATORS.retract in targets) == (name == "cpp")
+
+
+def _keep_targets(targets: set[object], graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    targets.update(node.target for node in graph.graph.nodes)
+    return make_boxed_func(graph)
+
+
+# --- how many graphs ---
+
+
+@pytest.fixture
+def counter() -> CompileCounter:
+    """A compiler that counts its graphs."""
+    torch._dynamo.reset()
+    return CompileCounter()
+
+
+@pytest.mark.parametrize("varied", ["alpha", "p", "radius"])
+def test_numbers_that_vary_share_two_graphs(varied: str, counter: CompileCounter) -> None:
+    def call(h: Tensor, f: Tensor, value: float) -> Tensor:
+        return spheret.retract(h, f, **{varied: value})
+
+    h, f = rows(3, 8), rows(3, 8, seed=1)
+    compiled = torch.compile(call, backend=counter, fullgraph=True)
+    for i in range(1, 25):
+        torch.testing.assert_close(compiled(h, f, i**-0.5), call(h, f, i**-0.5))
+    assert counter.frame_count <= 2
+
+
+def test_alpha_and_p_that_vary_together_share_two_graphs(counter: CompileCounter) -> None:
+    def call(h: Tensor, f: Tensor, alpha: float, p: float) -> Tensor:
+        return spheret.retract(h, f, alpha=alpha, p=p)
+
+    h, f = rows(3, 8), rows(3, 8, seed=1)
+    compiled = torch.compile(call, backend=counter, fullgraph=True)
+    for i in range(1, 25):
+        torch.testing.assert_close(compiled(h, f, i**-0.5, 0.3 * i), call(h, f, i**-0.5, 0.3 * i))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    "scheme", ["proj", "spheret:p=learn-per-layer", "geonorm", "spheret:p=1.7,alpha-form=softplus"]
+)
+def test_connections_compiled_one_by_one_share_two_graphs(scheme: str, counter: CompileCounter) -> None:
+    h, f = rows(3, 8), rows(3, 8, seed=1)
+    for layer_idx in range(24):
+        connection = spheret.build_connection(scheme, dim=8, layer_idx=layer_idx, n_layer=24)
+        compiled = torch.compile(connection, backend=counter, fullgraph=True)
+        torch.testing.assert_close(compiled(h, f), connection(h, f))
+    assert counter.frame_count <= 2
+
+
+def test_an_exponent_that_is_set_costs_two_graphs(counter: CompileCounter) -> None:
+    h, f = rows(3, 8), rows(3, 8, seed=1)
+    connection = spheret.build_connection("proj", dim=8, layer_idx=1, n_layer=4)
+    compiled = torch.compile(connection, backend=counter, fullgraph=True)
+    for p in (1.0, 2.0, 0.5, 1.3, 7.0):
+        connection.p = p
+        torch.testing.assert_close(compiled(h, f), connection(h, f))
+    assert counter.frame_count <= 2
+
+
+# --- export ---
+
+
 def test_exported_program_holds_one_node() -> None:
     module = Junction()
     h, f = rows(9, 48).detach(), rows(9, 48, seed=1).detach()
@@ -127,6 +167,19 @@ def test_exported_program_holds_one_node() -> None:
     assert sum("spheret.retract" in str(node.target) for node in program.graph.nodes) == 1
     more = rows(20, 48).detach(), rows(20, 48, seed=1).detach()
     torch.testing.assert_close(program.module()(*more), module(*more), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "proj", "spheret:p=learn-per-layer"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_graphs_hold_finite_numbers_alone(scheme: str, strict: bool) -> None:
+    """Packages of compiled models are JSON inside, which has no NaN and no infinity."""
+    connection = spheret.build_connection(scheme, dim=8, layer_idx=1, n_layer=4)
+    program = torch.export.export(connection, (torch.randn(3, 8), torch.randn(3, 8)), strict=strict)
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if "spheret" in str(node.target)]
+    everything = [node for graph in graphs for node in graph.nodes]
+    numbers = [a for node in everything for a in (*node.args, *node.kwargs.values()) if isinstance(a, float)]
+    assert nodes and numbers and all(math.isfinite(number) for number in numbers)
 
 
 # --- activation checkpointing ---
@@ -146,13 +199,13 @@ def test_selective_checkpointing_sees_the_operator() -> None:
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> ckpt.CheckpointPolicy:
         seen.append(str(op))
-        save = op == torch.ops.spheret.rotate_rows.default
+        save = op == OPERATORS.retract
         return ckpt.CheckpointPolicy.MUST_SAVE if save else ckpt.CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(ckpt.create_selective_checkpoint_contexts, policy)
     wrapped = partial(ckpt.checkpoint, module, use_reentrant=False, context_fn=contexts)
     ours = gradients(wrapped, inputs)
-    assert any("spheret.rotate_rows" in name for name in seen)
+    assert any("spheret.retract" in name for name in seen)
     assert all(torch.equal(a, b) for a, b in zip(ours, gradients(module, inputs), strict=True))
 
 

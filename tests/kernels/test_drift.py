@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 import spheret
-from spheret.kernels import operator
 
 STEPS, BATCH = 1000, 50
 Chain = Callable[[Tensor, Tensor, float | None], Tensor]
@@ -35,13 +34,16 @@ def drift(run: Chain, dtype: torch.dtype, *, reproject: bool, dim: int = 768) ->
     return float((h.double().norm(dim=-1) / goal - 1).abs().max())
 
 
-@pytest.fixture(params=["numba", "autograd", "compiled"])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Chain:
+@pytest.fixture(params=["cpp", "autograd", "compiled"])
+def run(request: pytest.FixtureRequest) -> Iterator[Chain]:
+    if request.param == "cpp":
+        request.getfixturevalue("compiled_kernel")
     if request.param == "compiled":
         torch._dynamo.reset()
-        return torch.compile(chain, fullgraph=True)
-    monkeypatch.setattr(operator, "FORCED", request.param)
-    return chain
+        yield torch.compile(chain, fullgraph=True)
+    else:
+        with spheret.backend(request.param):
+            yield chain
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import spheret
 from spheret.geometry import compute_dtype, retract_rows, retract_vjp
+from spheret.kernels import rotate
+from spheret.kernels.ops import OPERATORS
 
 # NumPy, which stands for the GPU in the interpreter, reports what a GPU does in silence.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-NAMES = ("out", "dh", "df", "step", "p", "radius")
+NAMES = ("out", "dh", "df", "alpha", "p", "radius")
 
 
 def tensors(*shape: int, device: str, dtypes: tuple[torch.dtype, ...] = (F32, F32, F32), seed: int = 0) -> list[Tensor]:
@@ -22,15 +26,35 @@ def tensors(*shape: int, device: str, dtypes: tuple[torch.dtype, ...] = (F32, F3
     return [torch.randn(*shape, generator=generator, dtype=F64).to(device, dtype) for dtype in dtypes]
 
 
-def ours(launch: ModuleType, h: Tensor, f: Tensor, g: Tensor, step, p, radius) -> list[Tensor]:
-    """Result, gradients of h and f, and of step, p and radius row by row."""
-    out, _, stats = launch.forward(h, f, step, p, radius)
-    dh, df, sums = launch.backward(g, None, h, f, stats, step, p, radius)
-    return [out, dh, df, *sums]
+Value = float | Tensor | None
+
+
+def scalar(value: Value, like: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """As the launches take it."""
+    made = isinstance(value, Tensor) or value is None
+    return value if made else torch.tensor([value], device=like.device, dtype=dtype)
+
+
+def settings(h: Tensor, f: Tensor, alpha: Value, p: Value, radius: Value, lambda_l: float = 1.0) -> tuple[Any, ...]:
+    """From alpha to theta, in the order of the operators."""
+    dtype = compute_dtype(h, f)
+    alpha, p, radius = (scalar(value, h, dtype) for value in (alpha, p, radius))
+    return alpha, p, radius, lambda_l, False, None
+
+
+def forward(launch: ModuleType, h: Tensor, f: Tensor, alpha: Value, p: Value, radius: Value = None) -> Tensor:
+    return launch.retract(h, f, *settings(h, f, alpha, p, radius), None)[0]
+
+
+def ours(launch: ModuleType, h: Tensor, f: Tensor, g: Tensor, alpha: Value, p: Value, radius: Value) -> list[Tensor]:
+    """Result, gradients of h and f, and of alpha, p and radius, summed over rows."""
+    scalars = settings(h, f, alpha, p, radius)
+    out, _, stats = launch.retract(h, f, *scalars, None)
+    return [out, *launch.retract_backward(g, None, h, f, stats, *scalars, None, True)[:5]]
 
 
 def reference(dtype: torch.dtype, h: Tensor, f: Tensor, g: Tensor, step, p, radius) -> list[Tensor]:
-    """The same by the reference formulas in `dtype`, unrounded."""
+    """The same by the reference formulas in `dtype`, unrounded, the gradients of the scalars row by row."""
     h, f, g = (t.to(dtype) for t in (h, f, g))
     out = retract_rows(h, f, step, p, radius)
     learned = not (isinstance(p, float) and math.isinf(p))
@@ -39,23 +63,28 @@ def reference(dtype: torch.dtype, h: Tensor, f: Tensor, g: Tensor, step, p, radi
     return [out, grads.h, grads.f, *(t.flatten() for t in rows)]
 
 
-def check(launch: ModuleType, h: Tensor, f: Tensor, g: Tensor, step=0.7, p=1.0, radius=None) -> None:
+def check(launch: ModuleType, h: Tensor, f: Tensor, g: Tensor, alpha=0.7, p=1.0, radius=None) -> None:
     """At most twice the error of the float32 reference rounded once, plus two units in the last place of the row's
-    largest entry (32 in float64, where the reference errs as well) and what the interpreter flushes to zero."""
-    found = ours(launch, h, f, g, step, p, radius)
-    exact = reference(F64, h, f, g, step, p, radius)
-    rounded = reference(compute_dtype(h, f), h, f, g, step, p, radius)
+    largest entry (32 in float64, where the reference errs as well) and what the interpreter flushes to zero; a sum over
+    rows may miss by that much for each of them."""
+    found = ours(launch, h, f, g, alpha, p, radius)
+    exact = reference(F64, h, f, g, alpha, p, radius)
+    rounded = reference(compute_dtype(h, f), h, f, g, alpha, p, radius)
     assert found[0].dtype == found[1].dtype == h.dtype and found[2].dtype == f.dtype
     learned = 6 if radius is not None else 5  # a radius that is not given has no gradient to compare
     for name, a, b, once in zip(NAMES[:learned], found, exact, rounded, strict=False):
-        assert a.shape == b.shape and a.isfinite().all(), name
-        error, baseline = ((t.to(a.dtype).double() - b).abs() for t in (a, once))
-        size, info = b.abs(), torch.finfo(a.dtype)
+        assert a.isfinite().all(), name
+        info = torch.finfo(a.dtype)
+        units = info.eps * (32 if a.dtype == F64 else 2)
         if name in ("out", "dh", "df"):
-            error, baseline, size = (t.amax(-1) for t in (error, baseline, size))
+            assert a.shape == b.shape
+            error, baseline = ((t.to(a.dtype).double() - b).abs().amax(-1) for t in (a, once))
+            bound = 2 * baseline + units * b.abs().amax(-1) + info.tiny
         else:  # a difference of products may cancel in one row
-            baseline, size = baseline.max(), size.max()
-        bound = 2 * baseline + info.eps * (32 if a.dtype == F64 else 2) * size + info.tiny
+            assert a.shape == (1,)
+            error = (a.double() - b.sum()).abs()
+            baseline = (once.to(a.dtype).double() - b).abs().max()
+            bound = b.numel() * (2 * baseline + units * b.abs().max() + info.tiny)
         assert (error <= bound).all(), (name, error, bound)
 
 
@@ -79,8 +108,8 @@ def test_rows(launch: ModuleType, device: str, n: int) -> None:
     h, f, g = tensors(n, 20, device=device)
     if n:
         return check(launch, h, f, g)
-    out, dh, df, *sums = ours(launch, h, f, g, 0.7, 1.0, None)
-    assert out.shape == dh.shape == df.shape == (0, 20) and all(s.shape == (0,) for s in sums)
+    out, dh, df, *sums = ours(launch, h, f, g, 0.7, 1.0, 3.0)
+    assert out.shape == dh.shape == df.shape == (0, 20) and all(torch.equal(s, torch.zeros_like(s)) for s in sums)
 
 
 @pytest.mark.parametrize("radius", [None, 3.0])
@@ -110,19 +139,50 @@ def test_dtypes(launch: ModuleType, device: str, dtypes: tuple[torch.dtype, ...]
 
 def test_float64_is_not_fed_float32_numbers(launch: ModuleType, device: str) -> None:
     h, f, _ = tensors(3, 16, device=device, dtypes=(F64, F64, F64))
-    out = launch.forward(h, f, 0.1, 0.3, 7.7)[0]
+    out = forward(launch, h, f, 0.1, 0.3, 7.7)
     torch.testing.assert_close(out, retract_rows(h, f, 0.1, 0.3, 7.7), rtol=1e-14, atol=1e-14)
 
 
-def test_scalars_as_tensors_and_per_row(launch: ModuleType, device: str) -> None:
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_scalars_of_any_shape_and_dtype(
+    launch: ModuleType, device: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """The same bits, and gradients of their own shapes and dtypes."""
     h, f, g = tensors(2, 3, 10, device=device)
-    step, p, radius = (torch.tensor([v], device=device) for v in (0.7, 1.5, 3.0))
-    found = ours(launch, h, f, g, step, p, radius)
-    for a, b in zip(found, ours(launch, h, f, g, 0.7, 1.5, 3.0), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-    per_row = [torch.rand(shape, device=device) + 0.5 for shape in ((2, 3, 1), (3, 1), (1, 1, 1))]
-    per_row[2] = per_row[2].expand(2, 3, 1)
-    check(launch, h, f, g, *per_row)
+    values = 0.75, 1.5, 3.0
+    found = ours(launch, h, f, g, *(torch.full(shape, v, device=device, dtype=dtype) for v in values))
+    expected = ours(launch, h, f, g, *values)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.to(b.dtype).flatten(), b.to(a.dtype).to(b.dtype).flatten())
+    assert all(t.shape == shape and t.dtype == dtype for t in found[3:])
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_lambda_is_a_factor_on_the_step(launch: ModuleType, device: str, dtype: torch.dtype) -> None:
+    h, f, g = tensors(5, 12, device=device, dtypes=(dtype,) * 3)
+    tolerance = 1e-6 if dtype == F32 else 1e-14
+    results = []
+    for alpha, lambda_l in ((0.8, 3**-0.5), (0.8 * 3**-0.5, 1.0)):
+        scalars = settings(h, f, alpha, 1.5, None, lambda_l)
+        out, _, stats = launch.retract(h, f, *scalars, None)
+        dh, df, of_alpha, of_p, *_ = launch.retract_backward(g, None, h, f, stats, *scalars, None, True)
+        results.append([out, dh, df, of_alpha / lambda_l, of_p])
+    torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("log_p", [-5.0, -0.4, 0.6, 7.0])
+def test_the_logarithm_of_an_exponent(launch: ModuleType, device: str, log_p: float) -> None:
+    """Held in its range; its gradient is that of the exponent times it."""
+    h, f, g = tensors(5, 12, device=device)
+    alpha, rho, p = (torch.tensor([v], device=device) for v in (0.8, log_p, math.exp(min(max(log_p, -3.0), 5.0))))
+    results = []
+    for exponent, is_log in ((rho, True), (p, False)):
+        scalars = alpha, exponent, None, 1.0, is_log, None
+        out, _, stats = launch.retract(h, f, *scalars, None)
+        *gradients, of_p = launch.retract_backward(g, None, h, f, stats, *scalars, None, True)[:4]
+        results.append([out, *gradients, of_p if is_log else of_p * p])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
@@ -172,7 +232,7 @@ def test_rows_without_direction_or_update(launch: ModuleType, device: str, radiu
 @pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6, 1e8])
 def test_norm_is_kept_where_the_update_is_parallel_and_large(launch: ModuleType, device: str, ratio: float) -> None:
     h, _, _ = tensors(16, 64, device=device)
-    out = launch.forward(h, ratio * h, 1.0, 1.0)[0]
+    out = forward(launch, h, ratio * h, 1.0, 1.0)
     torch.testing.assert_close(out.norm(dim=-1), h.norm(dim=-1), rtol=3e-7, atol=0)
 
 
@@ -183,7 +243,7 @@ def test_nan_stays_in_its_row(launch: ModuleType, device: str) -> None:
     for t in found[:3]:
         assert all(not t[i].isfinite().all() for i in (1, 2, 3)) and t[[0, 4]].isfinite().all()
     step = torch.tensor([math.nan], device=device)
-    assert launch.forward(h, f, step, 1.0)[0].isnan().all()
+    assert forward(launch, h, f, step, 1.0).isnan().all()
 
 
 def test_strides_do_not_matter_and_inputs_are_never_written(launch: ModuleType, device: str) -> None:
@@ -209,7 +269,7 @@ def test_nothing_is_written_beyond_the_last_row(
     """Results are views into larger buffers whose rest keeps its value, for a number of rows that fills no program."""
     buffers: list[tuple[Tensor, int]] = []
 
-    def guarded(self, shape, dtype=None, device=None):
+    def guarded(self: Tensor, shape: Any, dtype: Any = None, device: Any = None) -> Tensor:
         size = math.prod(shape) if not isinstance(shape, int) else shape
         whole = torch.full((size + 4096,), 7.0, dtype=dtype or self.dtype, device=device or self.device)
         buffers.append((whole, size))
@@ -230,40 +290,40 @@ def test_same_bits_on_every_call(launch: ModuleType, device: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "branch_dtype"), [(F32, BF16), (BF16, F32), (F32, F16)])
 def test_two_outputs(launch: ModuleType, device: str, dtype: torch.dtype, branch_dtype: torch.dtype) -> None:
-    h, f, g, branch_g = tensors(7, 40, device=device, dtypes=(dtype, dtype, dtype, branch_dtype))
-    out, none, stats = launch.forward(h, f, 0.7, 2.0)
-    again, branch, _ = launch.forward(h, f, 0.7, 2.0, branch_dtype=branch_dtype)
-    assert none is None and branch.dtype == branch_dtype
+    h, f, g, g_branch = tensors(7, 40, device=device, dtypes=(dtype, dtype, dtype, branch_dtype))
+    scalars = settings(h, f, 0.7, 2.0, None)
+    out, none, stats = launch.retract(h, f, *scalars, None)
+    again, branch, _ = launch.retract(h, f, *scalars, branch_dtype)
+    assert none.shape == (0,) and branch.dtype == branch_dtype
     torch.testing.assert_close(out, again, rtol=torch.finfo(dtype).eps, atol=1e-6)
     exact = retract_rows(h.double(), f.double(), 0.7, 2.0)
     torch.testing.assert_close(branch.double(), exact, rtol=torch.finfo(branch_dtype).eps, atol=1e-6)
-    found = launch.backward(g, branch_g, h, f, stats, 0.7, 2.0)
-    expected = launch.backward(g.float() + branch_g.float(), None, h, f, stats, 0.7, 2.0)
+    found = launch.retract_backward(g, g_branch, h, f, stats, *scalars, None, True)
+    expected = launch.retract_backward(g.float() + g_branch.float(), None, h, f, stats, *scalars, None, True)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=max(torch.finfo(a.dtype).eps, 1e-5), atol=1e-5)
 
 
-def test_gradients_that_nobody_wants_are_not_computed(launch: ModuleType, device: str) -> None:
+def test_a_gradient_of_p_that_nobody_wants_is_not_computed(launch: ModuleType, device: str) -> None:
     h, f, g = tensors(7, 40, device=device)
-    stats = launch.forward(h, f, 0.7, 2.0)[2]
-    full = launch.backward(g, None, h, f, stats, 0.7, 2.0)
-    without_p = launch.backward(g, None, h, f, stats, 0.7, 2.0, need_p=False)
-    bare = launch.backward(g, None, h, f, stats, 0.7, 2.0, need_sums=False)
-    assert bare[2] is None and full[2][1].all() and not without_p[2][1].any()
-    for other in (without_p, bare):
-        torch.testing.assert_close(full[:2], other[:2], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(full[2][0], without_p[2][0], rtol=1e-6, atol=1e-6)
+    scalars = settings(h, f, 0.7, 2.0, None)
+    stats = launch.retract(h, f, *scalars, None)[2]
+    full, without_p = (launch.retract_backward(g, None, h, f, stats, *scalars, None, need) for need in (True, False))
+    assert full[3].all() and not without_p[3].any()
+    torch.testing.assert_close(full[:3], without_p[:3], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_connections_in_a_row_do_not_drift(launch: ModuleType, device: str) -> None:
     count = 1000
     h, *updates = tensors(count + 1, 64 if device == "cuda" else 4, 64, device=device)[0]
     start = h.norm(dim=-1)
     for f in updates:
-        h = launch.forward(h, f, 0.3, 1.0)[0]
+        h = forward(launch, h, f, 0.3, 1.0)
     assert float((h.norm(dim=-1) / start - 1).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("radius", "limit"), [(None, 1e-2), (27.7, 5e-4)])
 def test_drift_of_a_bfloat16_stream(launch: ModuleType, device: str, radius: float | None, limit: float) -> None:
     """Rounding the stream makes its norm walk, unless a radius is given. Rounded here, to nearest, since the
@@ -272,13 +332,69 @@ def test_drift_of_a_bfloat16_stream(launch: ModuleType, device: str, radius: flo
     h, *updates = tensors(count + 1, 64 if device == "cuda" else 1, 768, device=device)[0].bfloat16()
     start = h.float().norm(dim=-1) if radius is None else radius
     for f in updates:
-        h = launch.forward(h.float(), f, 0.3, 1.0, radius)[0].bfloat16()
+        h = forward(launch, h.float(), f, 0.3, 1.0, radius).bfloat16()
     assert float((h.float().norm(dim=-1) / start - 1).abs().max()) < limit
 
 
 def test_small_angles_do_not_drift(launch: ModuleType, device: str) -> None:
     """Where the cosine rounds to 1, the norm must not grow: its mean change over rows is far below one rounding."""
     h, f, _ = tensors(512, 64, device=device)
-    out = launch.forward(h, f, 2e-4, 1.0)[0]
+    out = forward(launch, h, f, 2e-4, 1.0)
     change = out.double().norm(dim=-1) / h.double().norm(dim=-1) - 1
     assert abs(float(change.mean())) < 2e-9
+
+
+# --- behind the node ---
+
+
+def pair(h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(h, f, alpha, p, radius, branch_dtype=BF16)
+
+
+def exact_pair(h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    out = retract_rows(h, f, alpha, p, radius)
+    return out, out
+
+
+def check_node(call: Any, device: str) -> None:
+    """Two outputs and all gradients of ``call`` against float64, with Triton forced."""
+    h, f, g, g_branch = tensors(2, 5, 24, device=device, dtypes=(F32, BF16, F32, BF16))
+    inputs = [h, f, *(torch.tensor([v], device=device) for v in (0.7, 1.5, 3.0))]
+
+    def gradients(function: Any, inputs: list[Tensor]) -> list[Tensor]:
+        leaves = [t.detach().clone().requires_grad_() for t in inputs]
+        out, branch = function(*leaves)
+        assert torch.equal(out.to(branch.dtype), branch) or device == "cpu"  # the interpreter truncates
+        return [out, *torch.autograd.grad((out, branch), leaves, (g.to(out.dtype), g_branch.to(branch.dtype)))]
+
+    expected = gradients(exact_pair, [t.double() for t in inputs])
+    with spheret.backend("triton"):
+        assert spheret.which_backend(h, f, alpha=inputs[2], p=inputs[3], radius=inputs[4]).name == "triton"
+        found = gradients(call, inputs)
+    for a, b, like in zip(found, expected, (h, *inputs), strict=True):
+        assert a.dtype == like.dtype and a.shape == like.shape
+        tolerance = 1e-2 if a.dtype == BF16 else 1e-5
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("launch")
+def test_the_node_over_the_kernels(device: str) -> None:
+    check_node(pair, device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the operators are Triton's on a GPU alone")
+@pytest.mark.usefixtures("launch")
+def test_one_compiled_graph(device: str) -> None:
+    torch._dynamo.reset()
+    check_node(torch.compile(pair, fullgraph=True), device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the operators are Triton's on a GPU alone")
+@pytest.mark.usefixtures("launch")
+def test_opcheck(device: str) -> None:
+    h, f, g = tensors(3, 8, device=device)
+    scalars = settings(h, f, 0.7, 1.3, 2.0)
+    torch.library.opcheck(OPERATORS.retract, (h, f, *scalars, BF16))
+    kept = OPERATORS.retract(h, f, *scalars, None)[2]
+    torch.library.opcheck(OPERATORS.retract_backward, (g, None, h, f, kept, *scalars, None, True))
+    torch.library.opcheck(OPERATORS.update_size, (h, f, scalars[0]))

@@ -15,8 +15,7 @@ import torch
 triton = pytest.importorskip("triton")
 tl = triton.language
 
-from spheret.kernels.triton_rows import _grid  # noqa: E402
-from spheret.kernels.triton_scalars import angle_exponent_slope, arctan, rotation  # noqa: E402
+from spheret.kernels.triton_kernels import _grid, angle_exponent_slope, arctan, rotation  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -31,9 +30,9 @@ def _scalars(beta, p, arc, slope, versine, sinc, N: tl.constexpr):
     tl.store(sinc + i, s)
 
 
-def _offsets(out, n, d, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    row, column, _, mask = _grid(n, d, ROWS, BLOCK)
-    tl.store(out + row[:, None] * BLOCK + column, row[:, None] * d + column, mask=mask)
+def _offsets(out, n, d, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    row, column, _, mask = _grid(n, d, BLOCK_N, BLOCK_D)
+    tl.store(out + row[:, None] * BLOCK_D + column, row[:, None] * d + column, mask=mask)
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_infinite_exponent(scalars, device: str) -> None:
 def test_offsets_pass_two_to_the_31(launch: ModuleType, device: str) -> None:
     """The address of row 7 of a tensor whose rows are 2^30 numbers apart."""
     out = torch.empty(8, 4, dtype=torch.int64, device=device)
-    triton.jit(_offsets)[(2,)](out, 8, 2**30, ROWS=4, BLOCK=4)
+    triton.jit(_offsets)[(2,)](out, 8, 2**30, BLOCK_N=4, BLOCK_D=4)
     assert torch.equal(out.cpu(), torch.arange(8)[:, None] * 2**30 + torch.arange(4))
 
 
@@ -97,17 +96,18 @@ COMPILE = """
 import re, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from spheret.kernels import triton_rows
+from spheret.kernels import triton_kernels
 from spheret.kernels.triton_launch import program_size
 
-ROWS, BLOCK, WARPS = program_size(1024)
-CONSTANT = {"STEP_STRIDE": 0, "P_STRIDE": None, "RADIUS_STRIDE": 1, "NEED_P": True, "ROWS": ROWS, "BLOCK": BLOCK}
-CONSTANT["T"] = tl.float32
-TYPES = dict.fromkeys(("h", "f", "g", "out", "dh", "df"), "*bf16") | {"step": "*fp32", "p": "fp32", "radius": "*fp32"}
-TYPES |= dict.fromkeys(("branch", "branch_g", "stats", "beta", "sums", "kappa"), "*fp32")
+BLOCK_N, BLOCK_D, WARPS = program_size(1024)
+CONSTANT = {"LOG_P": True, "NEED_P": True, "BLOCK_N": BLOCK_N, "BLOCK_D": BLOCK_D, "DTYPE": tl.float32}
+TYPES = dict.fromkeys(("h_ptr", "f_ptr", "g_ptr", "out_ptr", "dh_ptr", "df_ptr"), "*bf16")
+TYPES |= dict.fromkeys(("alpha_ptr", "p_ptr", "radius_ptr", "stats_ptr", "sums_ptr"), "*fp32")
+TYPES |= dict.fromkeys(("branch_ptr", "g_branch_ptr", "theta_ptr", "slope_ptr"), "*fp32") | {"beta_ptr": "*fp64"}
+TYPES |= {"lambda_l": "fp32"}
 
 def compiled(name, **fixed):
-    kernel = getattr(triton_rows, name + "_kernel")
+    kernel = getattr(triton_kernels, name + "_kernel")
     names = kernel.arg_names
     fixed = {k: v for k, v in (CONSTANT | fixed).items() if k in names}
     types = {k: "constexpr" if k in fixed else TYPES.get(k, "i32") for k in names}
@@ -119,8 +119,9 @@ def compiled(name, **fixed):
 def loads(ptx):
     return len(re.findall(r"ld\\.global[.\\w:]*\\.v4\\.b32", ptx))
 
-forward, backward = compiled("forward", branch=None), compiled("backward", branch_g=None, kappa=None)
-others = compiled("forward"), compiled("backward", kappa=None), compiled("dots"), compiled("combine")
+forward = compiled("retract", branch_ptr=None, theta_ptr=None)
+backward = compiled("retract_backward", g_branch_ptr=None, slope_ptr=None)
+others = compiled("retract"), compiled("retract_backward"), compiled("update_size")
 for ptx in (forward, backward, *others):
     assert not re.search(r"(div|sqrt|rsqrt|sin|cos)[.\\w]*(approx|full)", ptx)
 per_tensor = 1024 // 8 // 32 // WARPS
