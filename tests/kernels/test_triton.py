@@ -65,7 +65,7 @@ def reference(dtype: torch.dtype, h: Tensor, f: Tensor, g: Tensor, step, p, radi
 
 def check(launch: ModuleType, h: Tensor, f: Tensor, g: Tensor, alpha=0.7, p=1.0, radius=None) -> None:
     """At most twice the error of the float32 reference rounded once, plus two units in the last place of the row's
-    largest entry (32 in float64, where the reference errs as well) and what the interpreter flushes to zero; a sum over
+    largest entry and what the interpreter flushes to zero; a sum over
     rows may miss by that much for each of them."""
     found = ours(launch, h, f, g, alpha, p, radius)
     exact = reference(F64, h, f, g, alpha, p, radius)
@@ -75,7 +75,7 @@ def check(launch: ModuleType, h: Tensor, f: Tensor, g: Tensor, alpha=0.7, p=1.0,
     for name, a, b, once in zip(NAMES[:learned], found, exact, rounded, strict=False):
         assert a.isfinite().all(), name
         info = torch.finfo(a.dtype)
-        units = info.eps * (32 if a.dtype == F64 else 2)
+        units = 2 * info.eps
         if name in ("out", "dh", "df"):
             assert a.shape == b.shape
             error, baseline = ((t.to(a.dtype).double() - b).abs().amax(-1) for t in (a, once))
@@ -126,21 +126,12 @@ DTYPES = [
     (F32, BF16, F32),
     (BF16, F32, BF16),
     (F32, F16, BF16),
-    (F64, F64, F64),
-    (F64, BF16, F32),
-    (F32, F64, F32),
 ]
 
 
 @pytest.mark.parametrize("dtypes", DTYPES, ids=lambda ds: "-".join(str(d).removeprefix("torch.") for d in ds))
 def test_dtypes(launch: ModuleType, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
     check(launch, *tensors(7, 48, device=device, dtypes=dtypes), p=2.0, radius=5.0)
-
-
-def test_float64_is_not_fed_float32_numbers(launch: ModuleType, device: str) -> None:
-    h, f, _ = tensors(3, 16, device=device, dtypes=(F64, F64, F64))
-    out = forward(launch, h, f, 0.1, 0.3, 7.7)
-    torch.testing.assert_close(out, retract_rows(h, f, 0.1, 0.3, 7.7), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
@@ -158,17 +149,15 @@ def test_scalars_of_any_shape_and_dtype(
     assert all(t.shape == shape and t.dtype == dtype for t in found[3:])
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_lambda_is_a_factor_on_the_step(launch: ModuleType, device: str, dtype: torch.dtype) -> None:
-    h, f, g = tensors(5, 12, device=device, dtypes=(dtype,) * 3)
-    tolerance = 1e-6 if dtype == F32 else 1e-14
+def test_lambda_is_a_factor_on_the_step(launch: ModuleType, device: str) -> None:
+    h, f, g = tensors(5, 12, device=device)
     results = []
     for alpha, lambda_l in ((0.8, 3**-0.5), (0.8 * 3**-0.5, 1.0)):
         scalars = settings(h, f, alpha, 1.5, None, lambda_l)
         out, _, stats = launch.retract(h, f, *scalars, None)
         dh, df, of_alpha, of_p, *_ = launch.retract_backward(g, None, h, f, stats, *scalars, None, True)
         results.append([out, dh, df, of_alpha / lambda_l, of_p])
-    torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("log_p", [-5.0, -0.4, 0.6, 7.0])
@@ -185,12 +174,11 @@ def test_the_logarithm_of_an_exponent(launch: ModuleType, device: str, log_p: fl
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize(
     ("h_size", "f_size"), [(1e-30, 1e-30), (1e30, 1e30), (1e-30, 1e-33), (1e30, 1e33), (1e-20, 1e-6)]
 )
-def test_rows_of_any_size(launch: ModuleType, device: str, dtype: torch.dtype, h_size: float, f_size: float) -> None:
-    h, f, g = tensors(3, 24, device=device, dtypes=(dtype,) * 3)
+def test_rows_of_any_size(launch: ModuleType, device: str, h_size: float, f_size: float) -> None:
+    h, f, g = tensors(3, 24, device=device)
     check(launch, h_size * h, f_size * f, g, p=2.0)
 
 

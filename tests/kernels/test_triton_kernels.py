@@ -47,20 +47,19 @@ def scalars(launch: ModuleType, device: str):
     return call
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1.2e-7), (torch.float64, 1e-15)])
-def test_arctan(scalars, device: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_arctan(scalars, device: str) -> None:
     u = torch.cat([torch.logspace(-30, 30, 1024), torch.linspace(0.5, 2, 1023), torch.tensor([torch.inf])])
-    u = u.to(device, dtype)
+    u = u.to(device)
     found = scalars(u, torch.ones_like(u))[0]
-    torch.testing.assert_close(found.double(), torch.atan(u.double()), rtol=tolerance, atol=0)
+    torch.testing.assert_close(found.double(), torch.atan(u.double()), rtol=1.2e-7, atol=0)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 3e-15)])
 @pytest.mark.parametrize("p", [0.25, 1.0, 1.7, 2.0, 3.0, 6.0, 100.0])
-def test_rotation_and_exponent_slope(scalars, device: str, p: float, dtype: torch.dtype, tolerance: float) -> None:
+def test_rotation_and_exponent_slope(scalars, device: str, p: float) -> None:
     """Against 60 digits. Relative errors: the versine, the exponent slope, and at even p the sinc, keep theirs at every
     angle; elsewhere the sine is known to a rounding of one."""
-    beta = torch.logspace(-12, 6, 64, dtype=torch.float64).to(device, dtype)
+    tolerance = 1e-6
+    beta = torch.logspace(-12, 6, 64, dtype=torch.float64).to(device, torch.float32)
     _, slope, versine, sinc = scalars(beta, torch.full_like(beta, p))
     with mpmath.workdps(60):
         for i, b in enumerate(beta.tolist()):
@@ -69,7 +68,7 @@ def test_rotation_and_exponent_slope(scalars, device: str, p: float, dtype: torc
             # a rounding of u turns theta by as much as p eps, for large p many roundings of theta/pi
             turn = tolerance * max(1.0, float(theta))
             exact = mpmath.atan(u) - u / (1 + u * u)
-            assert abs(slope[i].item() - exact) < tolerance * exact + torch.finfo(dtype).tiny
+            assert abs(slope[i].item() - exact) < tolerance * exact + torch.finfo(torch.float32).tiny
             exact = 2 * mpmath.sin(theta / 2) ** 2
             assert abs(versine[i].item() - exact) < turn * (float(exact) if theta < 1 else 1)
             exact = mpmath.sin(theta)
@@ -78,11 +77,12 @@ def test_rotation_and_exponent_slope(scalars, device: str, p: float, dtype: torc
 
 
 def test_infinite_exponent(scalars, device: str) -> None:
-    beta = torch.logspace(-6, 1, 32, dtype=torch.float64, device=device)
+    beta = torch.logspace(-6, 1, 32, device=device)
     _, slope, versine, sinc = scalars(beta, torch.full_like(beta, torch.inf))
     assert not slope.any()
-    torch.testing.assert_close(versine, 2 * torch.sin(beta / 2) ** 2, rtol=1e-14, atol=0)
-    torch.testing.assert_close(sinc, torch.sin(beta) / beta, rtol=1e-13, atol=0)
+    exact = beta.double()
+    torch.testing.assert_close(versine.double(), 2 * torch.sin(exact / 2) ** 2, rtol=5e-7, atol=5e-7)
+    torch.testing.assert_close(sinc.double(), torch.sin(exact) / exact, rtol=5e-7, atol=5e-8)
 
 
 def test_offsets_pass_two_to_the_31(launch: ModuleType, device: str) -> None:

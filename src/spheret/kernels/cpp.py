@@ -101,7 +101,8 @@ def build(folder: Path, instructions: str) -> Path:
             raise RuntimeError(f"the C++ compiler does not start: {error}") from error
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
-            raise RuntimeError(f"{compiler} failed: {next((line for line in lines if 'error' in line), lines[0])}")
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise RuntimeError(f"{compiler} could not compile the kernel: {first}")
         with new.open("ab") as file:  # a digest after the library's own content, which loading it ignores
             file.write(hashlib.sha256(new.read_bytes()).digest())
         os.replace(new, target)

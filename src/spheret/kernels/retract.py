@@ -202,7 +202,8 @@ def _choose(h: Tensor, f: Tensor, scalars: tuple[Any, ...], angle: Angle | None)
     if _forced != "auto" and (obstacle or kernel != _forced):
         if _forced not in BACKENDS:
             raise RuntimeError(f"SPHERET_BACKEND={_forced!r}: choose one of {', '.join(BACKENDS)}")
-        raise RuntimeError(f"the forced backend {_forced!r} cannot serve: {obstacle or f'tensors on {h.device.type}'}")
+        why = obstacle or f"tensors are on {h.device.type}"
+        raise RuntimeError(f"the forced backend {_forced!r} cannot serve this call: {why}")
     return ("autograd", obstacle) if obstacle else (kernel, "")
 
 
