@@ -40,7 +40,7 @@ class Junction(nn.Module):
         self.linear = nn.Linear(48, 48, bias=False)
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        stream, branch = self.connection.combine_and_split(h, f)
+        stream, branch = self.connection(h, f, split=True)
         return stream + torch.tanh(self.linear(branch))
 
 

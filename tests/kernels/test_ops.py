@@ -364,7 +364,7 @@ def results():
         connection = spheret.build_connection(scheme, dim=shape[1], layer_idx=2, n_layer=4)
         h, f = (torch.randn(shape, requires_grad=True) for _ in range(2))
         f.data[::3] += 4 * h.data[::3]
-        stream, branch = connection.combine_and_split(h, f)
+        stream, branch = connection(h, f, split=True)
         leaves = [h, f, *connection.parameters()]
         gradients = torch.autograd.grad((stream, branch), leaves, (torch.randn(shape), torch.randn(shape)))
         once = spheret.retract(h, f, alpha=0.7, p=1.3)

@@ -96,7 +96,7 @@ class Junction(nn.Module):
         self.connection = connection
 
     def forward(self, h: Tensor, f: Tensor) -> Pair:
-        stream, branch = self.connection.combine_and_split(h, f)
+        stream, branch = self.connection(h, f, split=True)
         return stream, self.connection.branch_input(branch)
 
 

@@ -63,20 +63,14 @@ class Connection(nn.Module, ABC):
             split: return ``(stream, branch)`` instead: h' for the residual stream, and the same numbers for the
                 ``branch_input`` of the next sublayer, in the dtype in which sublayers compute.
         """
-        return self.combine_and_split(h, f) if split else self.combine(h, f)
+        # A fused connection overrides this and makes two tensors of h': their gradients then arrive apart, and its
+        # backward pass adds them on its way over the rows.
+        stream = self.combine(h, f)
+        return (stream, stream) if split else stream
 
     @abstractmethod
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         """The next hidden state. A scheme defines it; callers call the module, so that hooks fire."""
-
-    def combine_and_split(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """``combine`` for the two readers of h'.
-
-        A fused connection overrides this and makes two tensors of h': their gradients then arrive apart, and its
-        backward adds them in the pass over the rows that it makes anyway.
-        """
-        stream = self.combine(h, f)
-        return stream, stream
 
     def reset_parameters(self) -> None:
         """Set every parameter and buffer, those of submodules included, to its initial value."""

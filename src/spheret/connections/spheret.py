@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,31 +149,28 @@ class SpheretNorm(Connection):
             return f
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
 
-    def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        f, radius = self.update(f), self.current_radius()
+    def forward(self, h: Tensor, f: Tensor, split: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         if not self.project:
-            return add_and_project(h, f, alpha=self.step(), p=self.current_p(), radius=radius)
-        return self._rotate(h, f, radius, None)[0]
-
-    def _rotate(
-        self, h: Tensor, f: Tensor, radius: Tensor | None, branch_dtype: torch.dtype | None
-    ) -> tuple[Tensor, Tensor]:
+            return super().forward(h, f, split)
         learned = self._learned()
-        return rotate(
+        stream, branch = rotate(
             h,
-            f,
+            self.update(f),
             self.step.alpha(),
             self.p if learned is None else learned.log_p,
-            radius,
+            self.current_radius(),
             lambda_l=self.step.lambda_l,
             log_p=learned is not None,
-            branch_dtype=branch_dtype,
+            branch_dtype=sublayer_dtype(h) if split else None,
         )
+        return (stream, branch) if split else stream
 
-    def combine_and_split(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    def combine(self, h: Tensor, f: Tensor) -> Tensor:
         if not self.project:
-            return super().combine_and_split(h, f)
-        return self._rotate(h, self.update(f), self.current_radius(), sublayer_dtype(h))
+            return add_and_project(
+                h, self.update(f), alpha=self.step(), p=self.current_p(), radius=self.current_radius()
+            )
+        return cast(Tensor, self.forward(h, f))
 
     def extra_repr(self) -> str:
         """p, whether it is learned, where alpha starts, and the block."""

@@ -155,10 +155,8 @@ def _open(path: Path) -> None:
 
 
 def _count_threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return -1
+    tasks = Path("/proc/self/task")
+    return sum(1 for _ in tasks.iterdir()) if tasks.is_dir() else -1  # -1: not Linux
 
 
 _threads_at_import = _count_threads()  # NumPy starts some, which are no trouble
