@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,13 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 def _seed() -> None:
     """The same random numbers whichever tests ran before, and wherever."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def cxx_compiler() -> None:
+    """Skips where there is no C++ compiler, without which torch.compile cannot serve a CPU."""
+    if not (os.environ.get("CXX") or any(map(shutil.which, ("g++", "clang++", "c++")))):
+        pytest.skip("no C++ compiler on the path")
 
 
 @pytest.fixture(scope="session")

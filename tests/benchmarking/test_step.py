@@ -156,6 +156,7 @@ def test_bfloat16_autocast_and_garbage_collection_come_back() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("cxx_compiler")
 def test_compiled_models_run_as_one_graph_each() -> None:
     result = bench_step(StepBench(schemes=("pre-ln", "proj"), **TINY | {"compile": True, "rounds": 1, "n_layer": 1}))
     assert result["settings"]["compile"] is True

@@ -221,6 +221,7 @@ def test_canonical_name_round_trips(scheme: str) -> None:
     assert canonical_name(name) == name
 
 
+@pytest.mark.usefixtures("cxx_compiler")
 @pytest.mark.slow
 def test_compiled_equals_eager(scheme: str) -> None:
     torch._dynamo.reset()

@@ -53,6 +53,7 @@ def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Ten
 # --- compilers ---
 
 
+@pytest.mark.usefixtures("cxx_compiler")
 @pytest.mark.parametrize("p", [1.0, "learn-per-layer"])
 def test_compiled_in_one_graph(p: float | str) -> None:
     torch._dynamo.reset()

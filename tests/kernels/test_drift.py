@@ -39,6 +39,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Chain]:
     if request.param == "cpp":
         request.getfixturevalue("compiled_kernel")
     if request.param == "compiled":
+        request.getfixturevalue("cxx_compiler")
         torch._dynamo.reset()
         yield torch.compile(chain, fullgraph=True)
     else:

@@ -268,6 +268,7 @@ def test_which_backend_inside_a_function_transform() -> None:
     assert told == [("autograd", "inside a torch.func transform")] != [spheret.which_backend(H, H)]
 
 
+@pytest.mark.usefixtures("cxx_compiler")
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 def test_compiled_function_transforms(transform: str) -> None:
     h, f, alpha = torch.randn(4, 8), torch.randn(4, 8), torch.ones(1)
