@@ -53,7 +53,6 @@ def _run(words: list[str]) -> int:
     try:  # a configuration checks itself when it is built, so a bad value raises here already
         given = with_recipe(without_warmup(words))
         command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
-        # The exact type: a command may derive from a class that another command also derives from.
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
     except KeyboardInterrupt as stop:
         print("spheret: interrupted", file=sys.stderr)
