@@ -4,7 +4,7 @@
 
 Trains every scheme, and alternatives that were rejected, at several shapes and learning rates on the stdlib corpus
 (bytes) with the package's own trainer. Writes ``benchmarks/results/defaults/{defaults.csv,table.md}``. Finished runs
-are reused. Learning rates are multiples of 1/d, as everywhere in the package. All of it takes about an hour on two
+are reused. Learning rates are multiples of 1/d, as everywhere in the package. The whole grid takes about an hour on two
 quiet cores.
 """
 
@@ -35,7 +35,7 @@ REJECTED = (
     "nanogpt-init pre-ln",
     "nanogpt-init proj",
 )
-# A standard deviation of the embedding of 1/sqrt(d) instead of 8/d; at d = 64 the two are the same.
+# Embeddings with a standard deviation of 1/sqrt(d) instead of 8/d. At d = 64 the two are the same.
 WIDE_EMBEDDING = {128: "proj:embedding-gain=1.414", 512: "proj:embedding-gain=2.828"}
 NARROW = ("pre-ln", "post-ln", "geonorm", "proj", "spheret:p=0.5")
 
@@ -49,7 +49,7 @@ class Shape:
     block_size: int
     batch_size: int
     steps: int
-    eval_windows: int  # losses can be compared within a shape, not between shapes
+    eval_windows: int  # other windows, another text: losses can be compared within a shape, not between shapes
     rates: tuple[float, ...]
     schemes: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Options:
     """Which part of the grid to run."""
 
     out: Path = Path("runs/defaults")
-    """Where the run folders go."""
+    """Folder of the run folders."""
     only: tuple[str, ...] = ()
     """Shapes such as 24x64. If not given: all."""
 

@@ -1,6 +1,6 @@
 """Which scheme diverges at which learning rate, at 12, 24 and 36 layers: benchmarks/results/depth/table.md.
 
-python benchmarks/depth.py           # trains two runs at a time, about an hour on two cores; again: what is missing
+python benchmarks/depth.py           # trains two runs at a time, about an hour on two cores; resumes where it stopped
 python benchmarks/depth.py --table   # only the table, from the committed results
 """
 
@@ -21,6 +21,7 @@ RATES = {
     24: ("0.0015", "0.003", "0.006", "0.012", "0.024", "0.048"),
     36: ("0.00075", "0.0015", "0.003", "0.006", "0.012", "0.024"),
 }
+# So small that two cores train all 182 runs in an hour. This shows only the start of training.
 SHAPE = ("--n-embd", "64", "--n-head", "2", "--steps", "200", "--batch-size", "4", "--eval-interval", "50")
 SHAPE += ("--eval-windows", "64", "--seeds", "3")
 

@@ -1,11 +1,14 @@
-"""Acceptance of the GPU kernels: speed, equality with float64, CUDA graphs, compilation, a whole GPT step.
+"""Acceptance test of the GPU kernels: speed, agreement with float64, CUDA graphs, compilation, a whole GPT step.
 
     python benchmarks/gpu.py [--out runs/gpu.json] [--only speed graph ...] [--seconds 450]
-    python benchmarks/gpu.py --dry-run     # small sizes in Triton's interpreter: does the script run, not how fast
+    python benchmarks/gpu.py --dry-run     # small sizes in Triton's interpreter: tests the script, not the speed
 
 Writes one JSON file: device, versions, and for every part its figures and whether it passed, or why it failed or was
 skipped. A part that fails does not stop the others. A part for which no time is left is skipped. Without a GPU the exit
 code is 2.
+
+The letters in the docstrings name the goals: (a) bandwidth of the forward and (b) of the backward, (c) the same time
+for every p, (d) agreement with float64, (e) CUDA graphs, compilation and large tensors, (f) a whole optimizer step.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
-FORWARD_SHARE, BACKWARD_SHARE, SPEEDUP, SPREAD = 0.90, 0.85, 8.0, 0.05  # targets
+# Goals: shares of a copy's bandwidth, speed-up over autograd on the reference formulas, spread of the time over p.
+FORWARD_SHARE, BACKWARD_SHARE, SPEEDUP, SPREAD = 0.90, 0.85, 8.0, 0.05
 EXPONENTS = (0.25, 0.5, 1.0, 2.0, 3.0, 1.7, float("inf"))
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how large; ``launch`` is the module of tensor-level kernels."""
+    """Device and sizes; ``launch`` is the module that launches the kernels."""
 
     device: str
     dry: bool
@@ -66,11 +70,12 @@ class Bench:
         return self.scalar(alpha), self.scalar(p), None if radius is None else self.scalar(radius), 1.0, False, None
 
     def seconds(self, call: Callable[[], object], *, graph: bool = True) -> float:
-        """Median time of one call: ten calls to a sample, recorded as one CUDA graph where that is possible."""
+        """Median seconds of one call. A sample is ten calls, recorded as one CUDA graph unless ``graph`` is false."""
         if self.device == "cpu":
             started = time.perf_counter()
             call()
             return time.perf_counter() - started
+        # In a graph, the kernels follow each other without a gap: no time of Python or of launching is measured.
         calls = 10
         run = _captured(call, calls) if graph else lambda: [call() for _ in range(calls)]
         run()
@@ -86,6 +91,7 @@ class Bench:
 
 
 def _captured(call: Callable[[], object], calls: int) -> Callable[[], object]:
+    # First calls compile and allocate, which a capture does not allow, so they run before it, on a stream of their own.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -142,7 +148,7 @@ class Connection:
 
 @contextmanager
 def program_size(bench: Bench, rows: int, warps: int) -> Iterator[None]:
-    """Another number of rows and warps per program."""
+    """Use another number of rows and warps per program."""
     usual = bench.launch.program_size
     bench.launch.program_size = lambda d: (rows, usual(d)[1], warps)
     try:
@@ -189,7 +195,7 @@ def _eager(bench: Bench, d: int) -> Callable[[], object]:
 
 
 def tune(bench: Bench) -> Figures:
-    """Time of every number of warps and rows per program, to set the kernels' own choice by; never fails."""
+    """Times for every number of warps and rows per program, from which to set the kernels' own choice; never fails."""
     figures: Figures = {}
     for d in bench.widths:
         connection = Connection(bench, d)
@@ -208,7 +214,7 @@ def tune(bench: Bench) -> Figures:
 
 
 def exponents(bench: Bench) -> Figures:
-    """(c) Every p takes the same time; a p that learns, which is not held to it, stands beside them."""
+    """(c) Every fixed p takes the same time. A learned p is timed too, but not judged."""
     figures: Figures = {}
     for p in EXPONENTS:
         figures[f"p={p:g}"] = Connection(bench, bench.widths[0], p).seconds()
@@ -252,8 +258,7 @@ def tests(bench: Bench) -> Figures:
 
 
 def matrix(bench: Bench) -> Figures:
-    """(d) Widths, dtypes, exponents and radii at full size, as errors in units in the last place of the row's largest
-    number."""
+    """(d) Errors over widths, dtypes, exponents and radii, in units in the last place of the row's largest number."""
     from spheret.geometry import retract_rows, retract_vjp
 
     worst: Figures = {}
@@ -275,7 +280,7 @@ def matrix(bench: Bench) -> Figures:
 
 
 def _cases(bench: Bench) -> Iterator[tuple[int, torch.dtype, float | None]]:
-    """Every dtype at one width, every width in bfloat16: each case is a kernel to compile."""
+    """Every dtype at one width, and every width in bfloat16. All pairs would be too many kernels to compile."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for radius in (None, 3.0):
             yield (64 if bench.dry else 1024), dtype, radius
@@ -307,7 +312,7 @@ def graph(bench: Bench) -> Figures:
 
 
 def compiled(bench: Bench) -> Figures:
-    """(e) The operators inside one compiled graph, forward and backward, against eager calls of them."""
+    """(e) The operators in one compiled graph, forward and backward, against eager calls."""
     import spheret
 
     h, f, g = bench.tensors(3, *((4, 64) if bench.dry else (1000, 768)))
@@ -346,8 +351,10 @@ def large(bench: Bench) -> Figures:
 
 
 def step(bench: Bench) -> Figures:
-    """(f) Compiled optimisation steps of a 24-layer GPT at d = 1024: proj against pre-ln, in turn, in a process of its
-    own that can be stopped."""
+    """(f) Compiled optimisation steps of a 24-layer GPT at d = 1024: proj against pre-ln, taking turns.
+
+    They run in a process of their own, so that it can be stopped when its time is up.
+    """
     code = f"import runpy; runpy.run_path({str(Path(__file__))!r})['step_in_process'](dry={bench.dry})"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=bench.left())
@@ -369,7 +376,7 @@ def step_in_process(*, dry: bool) -> None:
     if not dry:
         torch.set_float32_matmul_precision("high")
         gib = torch.cuda.get_device_properties(device).total_memory / 2**30
-        size = 1 << int(gib / 2.6).bit_length() - 1  # GiB per sequence, with room
+        size = 1 << int(gib / 2.6).bit_length() - 1  # a power of two; a sequence takes less than 2.6 GiB
         shape = {
             "n_layer": 24,
             "n_head": 16,
@@ -404,7 +411,7 @@ def step_in_process(*, dry: bool) -> None:
 
 # --- running ---
 
-# Name -> part and the seconds that it may take, the important ones first.
+# Name -> part, and the seconds that must be left for it to start. The important parts come first.
 PARTS: dict[str, tuple[Callable[[Bench], Figures], int]] = {
     "speed": (speed, 30),
     "exponents": (exponents, 20),
@@ -433,10 +440,10 @@ def run_part(bench: Bench, name: str) -> Figures:
     started = time.monotonic()
     try:
         figures = part(bench)
-    except Exception as error:  # the other parts are worth their time
+    except Exception as error:  # the other parts still run
         figures = {"passed": False, "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     if bench.dry and name in TIMED:
-        figures.pop("passed", None)  # nobody's times
+        figures.pop("passed", None)  # times in the interpreter mean nothing
     if bench.device == "cuda":
         torch.cuda.empty_cache()
     return figures | {"seconds": round(time.monotonic() - started, 1)}

@@ -1,9 +1,9 @@
-"""What it would save and cost to keep only one of h and f: benchmarks/results/keep_one.json and .md.
+"""What it would save and cost to keep only h for the backward, not f: benchmarks/results/keep_one.json and .md.
 
 A connection keeps h, f and one number of each row for its backward pass. The neighbouring sublayers keep h and h'
-anyway, so f could be solved for, f = c h + (h' - C h)/(S step). This costs more passes (the script, which repeats the
-forward pass, shows more of them than a kernel would need), and the rounding of h' makes an error of about
-eps/sin(theta) in the quotient. Rows that turn by less than a threshold keep their f.
+anyway, so f could be recovered: f = c h + (h' - C h)/(S step). This costs more passes over the rows (this script
+repeats the forward pass, which a kernel would not need), and the rounding of h' causes an error of about eps/sin(theta)
+in the quotient. Rows that turn by less than a threshold keep their f.
 
     python benchmarks/keep_one.py    # about two minutes on two quiet cores
 """
@@ -31,9 +31,9 @@ SMALLEST_ANGLE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # radians; below, a
 
 
 class Solved(torch.autograd.Function):
-    """``retract(h, f, alpha=step)`` with p = 1 that keeps h, h', and only those rows of f that hardly turn.
+    """``retract(h, f, alpha=step)`` with p = 1 that keeps h, h', and only the rows of f that hardly turn h.
 
-    Its backward pass repeats the forward pass with the f that it solved for, so it needs nothing of the kernels' own.
+    Its backward pass recovers f and repeats the forward pass with it, so it needs no kernel of its own.
     """
 
     @staticmethod
@@ -60,7 +60,7 @@ class Solved(torch.autograd.Function):
 
 
 def errors(dtype: torch.dtype, size: float) -> dict[str, float]:
-    """Largest error of a row's df, relative to the row, kept against solved; h in ``dtype``, beta about ``size``."""
+    """Largest relative error of a row's df, with f kept and with f recovered; h in ``dtype``, beta about ``size``."""
     torch.manual_seed(0)
     h, f, g = (torch.randn(2048, 768) for _ in range(3))
     h, f = h.to(dtype), size * f
@@ -105,7 +105,7 @@ def _solved_forward(module: SpheretNorm) -> Callable[..., tuple[Tensor, Tensor]]
 
 
 def steps() -> dict[str, Any]:
-    """Peak memory and seconds of a 12 x 384 step; kept and solved take turns."""
+    """Peak memory and seconds of a 12 x 384 step, with f kept and with f recovered, taking turns."""
     keep_freed_memory()
     calls = {"kept": model_step(False), "solved": model_step(True)}
     seconds: dict[str, list[float]] = {name: [] for name in calls}

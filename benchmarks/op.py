@@ -30,8 +30,8 @@ def measure(name: str) -> None:
     shape = name.removeprefix(COLD)
     rows, dim = (4096, 768) if shape == ALL else map(int, shape.split("x"))
     schemes = OpBench.schemes if shape == ALL else BASELINES + SPHERES
-    # A multiple of the number of variants (add and copy besides the schemes), so that every variant follows every other
-    # equally often. The shape for which the goals are set gets the most rounds.
+    # A multiple of the number of variants (the schemes, add and copy), so that every variant follows every other
+    # equally often. 4096x768, the shape for which goals are set, gets the most rounds.
     each = 16 if (rows, dim) == (4096, 768) else 4 if rows * dim <= 4096 * 1024 else 2
     rounds = each * (len(schemes) + 2)
     torch.compiler.reset()

@@ -1,8 +1,8 @@
-"""Measured step times beside a prediction from bytes and operations: benchmarks/results/predict.json, predict.md.
+"""Step times, measured and predicted from bytes and operations: benchmarks/results/predict.json, predict.md.
 
-A step consists of matrix products, predicted from their operations at the speed of this model's own products, and of
-everything else, predicted from its bytes at the speed of a copy. Attention counts as products. Both speeds are measured
-in the same process, and the steps take turns.
+A step consists of matrix products and everything else. Products are predicted from their operations, at the speed of
+this model's own MLP; attention counts as products. Everything else is predicted from its bytes, at the speed of a copy.
+Both speeds are measured in the same process, and the variants take turns.
 
     python benchmarks/predict.py    # about three minutes on two quiet cores
 """
@@ -27,7 +27,7 @@ from spheret.training.device import machine, versions
 from spheret.training.run_folder import write_json, write_text
 
 RESULTS = Path(__file__).parent / "results"
-PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")
+PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")  # operators whose bytes do not count as "everything else"
 ROUNDS = 15
 
 
@@ -45,6 +45,7 @@ def speeds(config: StepBench) -> tuple[float, float]:
     tokens, d = config.batch_size * config.block_size, config.n_embd
     x, w, v = torch.randn(tokens, d), torch.randn(4 * d, d), torch.randn(d, 4 * d)
     products = seconds(lambda: (x @ w.T) @ v.T, 100)
+    # Two products of 2 * tokens * d * 4d operations each; a copy reads and writes 4 bytes per number.
     return 16 * tokens * d * d / products, 8 * tokens * d / seconds(copy_function(x), 100)
 
 

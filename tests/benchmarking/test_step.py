@@ -171,7 +171,7 @@ def test_compiled_models_run_as_one_graph_each() -> None:
         ({"batch_size": 0}, "batch_size = 0"),
         ({"dtype": "int8"}, "int8"),
         ({"n_embd": 15}, "n_embd = 15"),
-        ({"schemes": ("proj", "spheret:p=1")}, "proj is there twice"),
+        ({"schemes": ("proj", "spheret:p=1")}, "proj is given twice"),
         ({"schemes": ("no-such",)}, "no-such"),
     ],
 )

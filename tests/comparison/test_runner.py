@@ -43,7 +43,7 @@ def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exit_is_explained(tmp_path: Path) -> None:
-    assert "SIGKILL (exit code -9); was memory short?" in explain_exit(tmp_path, -9)
+    assert "SIGKILL (exit code -9); if memory ran out, use fewer --jobs" in explain_exit(tmp_path, -9)
     assert "exit code 3" in explain_exit(tmp_path, 3)
     (tmp_path / ERROR_FILE).write_text("Traceback ...\n  somewhere\nValueError: the cause\n")
     assert explain_exit(tmp_path, 1) == "ValueError: the cause"

@@ -1,1 +1,1 @@
-"""Speed: one connection, one training step, both against the baselines in one run."""
+"""Benchmarks of speed: one connection, and one training step, each against its baselines in the same process."""

@@ -1,7 +1,7 @@
-"""How variants are measured so that none gains by its place: the order of the rounds, the clock, and bytes.
+"""Measuring variants so that none gains from its place in the order: rounds, clock, and bytes.
 
-A machine that is busy elsewhere slows all variants down together, so the figure to trust is the ratio to a baseline
-timed in the same round, not the seconds of either.
+A machine that is busy elsewhere slows all variants down together. So trust the ratio to a baseline that was timed in
+the same round, not the seconds of either.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves
 T = TypeVar("T")
 
 OnSample = Callable[[str, int, float], None]
-"""Called with variant, round and seconds after every timed call."""
+"""Called after every timed call, with variant, round and seconds."""
 
-_OVERWRITING = ("copy_", "fill_", "zero_")  # they do not read what they write
+_OVERWRITING = ("copy_", "fill_", "zero_")  # they do not read the tensor that they write
 
 # --- time ---
 
@@ -35,10 +35,10 @@ _OVERWRITING = ("copy_", "fill_", "zero_")  # they do not read what they write
 def balanced_order(items: Sequence[T], number: int) -> list[T]:
     """The items in the order of round ``number``: a row of a Williams square.
 
-    A call finds the caches as the call before it left them. In n rounds of n items (2n rounds where n is odd) every
-    item follows every other equally often and stands in every place equally often. Shuffling a few dozen rounds does
-    not come near that, and moved the medians of equal variants by 7%. Every square numbers the items anew: within one
-    square, the call before last is always one of the same two.
+    A call finds the caches as the call before it left them. In n rounds of n items (2n rounds if n is odd), every item
+    follows every other equally often and stands in every place equally often. Shuffling a few dozen rounds does not
+    come near that: it moved the medians of equal variants by 7%. Each square numbers the items anew, because within one
+    square the call before last is always one of the same two.
     """
     n = len(items)
     block, row = divmod(number, 2 * n if n % 2 else n)
@@ -49,7 +49,8 @@ def balanced_order(items: Sequence[T], number: int) -> list[T]:
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds that ``call`` takes, including the work that it leaves on a CUDA device."""
+    """Seconds that ``call`` takes, including the work that it queues on a CUDA device."""
+    # Twice: work queued earlier must not count, and the work of this call must be done.
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = time.perf_counter()
@@ -61,7 +62,7 @@ def timed(call: Callable[[], object], device: torch.device) -> float:
 
 @contextmanager
 def collect_between_rounds() -> Iterator[Callable[[], object]]:
-    """No garbage collection while a step is timed. The caller collects between rounds, with what this yields."""
+    """Switch garbage collection off while calls are timed; yields the function that collects between rounds."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -74,20 +75,21 @@ def collect_between_rounds() -> Iterator[Callable[[], object]]:
 def keep_freed_memory() -> None:
     """Make the C library keep the memory that PyTorch frees (glibc; elsewhere this does nothing).
 
-    By default every large tensor is unmapped when it is freed, and the pages of the next one are faulted in again. On a
-    small machine that takes longer than the arithmetic, and it is charged to whichever variant comes next.
+    By default, every large tensor is unmapped when it is freed, and the pages of the next one are faulted in again. On
+    a small machine this takes longer than the arithmetic, and the variant that comes next is charged for it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
+    # No allocation gets a mapping of its own, and the heap is not trimmed at its end.
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(mmap_max, 0)
 
 
 def flush_function(device: torch.device) -> Callable[[], Tensor]:
-    """A pass over more memory than any cache holds. A call after it finds nothing of what came before."""
+    """A pass over more memory than the caches hold, so that the next call finds none of its data there."""
     memory = torch.zeros(1 << 26, device=device)  # 256 MiB
     return lambda: memory.add_(1.0)
 
@@ -102,7 +104,7 @@ def copy_function(like: Tensor) -> Callable[[], Tensor]:
 
 
 class _Traffic(TorchDispatchMode):
-    """Adds up the tensors that operations read and write; views and empty tensors move nothing."""
+    """Adds up the bytes of the tensors that operations read and write. Views and empty tensors move nothing."""
 
     def __init__(self, but: tuple[str, ...]) -> None:
         super().__init__()
@@ -119,10 +121,10 @@ class _Traffic(TorchDispatchMode):
 
 
 def moved_bytes(call: Callable[[], object], *, but: tuple[str, ...] = ()) -> int:
-    """Bytes that the operations of an eager ``call``, its backward included, read and write.
+    """Bytes that the operations of an eager ``call``, including its backward, read and write.
 
-    Each tensor counts once per operation: the memory traffic where nothing stays in a cache. Operations whose names
-    begin with one of ``but`` do not count.
+    Each tensor counts once per operation: this is the memory traffic if nothing stays in a cache. Operations whose
+    names begin with one of ``but`` do not count.
     """
     with _Traffic(but) as traffic:
         call()
@@ -130,11 +132,11 @@ def moved_bytes(call: Callable[[], object], *, but: tuple[str, ...] = ()) -> int
 
 
 def peak_cpu_bytes(call: Callable[[], object]) -> int:
-    """The most bytes that ``call`` holds at once in tensors of PyTorch's CPU allocator, without those held before
-    it."""
+    """The most bytes that ``call`` adds at once to PyTorch's CPU allocator."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # below that, every profile prints two lines about itself
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
+    # PyTorch keeps no peak for CPUs, so add up the allocations and frees in the order of time.
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(itertools.accumulate(change for _, change in changes), default=0)

@@ -2,7 +2,7 @@
 
 Written from the description of GPT-2 (Radford et al. 2019) and of nanoGPT (github.com/karpathy/nanoGPT): Pre-LN blocks
 written out as ``x = x + f(norm(x))``, gains without bias, learned positions, packed attention, a GELU MLP, a head tied
-to the embedding. None of spheret's modules computes here.
+to the embedding. None of spheret's modules takes part in the computation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
-        """So that spheret's optimizer can train this model, and the benchmark can tell model from optimizer."""
+        """Lets spheret's optimizer train this model, so that the benchmark can tell model from optimizer."""
         return {"weight": ParameterRole(decay=False)}
 
 
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """``logits, loss = model(idx, targets)``. Reads only the shape in ``config``: no dropout, biases or scheme."""
+    """``logits, loss = model(idx, targets)``. Only the shape in ``config`` counts: no dropout, biases or scheme."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -94,6 +94,7 @@ class NanoGPT(nn.Module):
         self.wte.weight = self.lm_head.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
+                # GPT-2 scales the last projection of every sublayer by the number of residuals, two per block.
                 last = name.endswith("c_proj.weight")
                 nn.init.normal_(parameter, std=STD / math.sqrt(2 * config.n_layer) if last else STD)
 

@@ -1,10 +1,11 @@
-"""Speed of one residual connection alone, forward and backward, against the Euclidean ones, in one process and in turn.
+"""Speed of one residual connection alone, forward and backward: all variants in one process, taking turns.
 
 A variant does what a block does with a hidden state ``h`` and a sublayer output ``f`` (rows, d). It makes the next
 hidden state and the input of the next sublayer, and each of the two sends a gradient back. Pre-LN makes ``s = h + f``
-and ``LN(s)``; a sphere connection makes ``h'``, which is both. Gradients are taken of everything that learns and are
-not accumulated. ``add``, the bare addition, is the floor. ``copy`` copies one tensor of the size of ``h``. Its speed is
-the bandwidth with which the other variants' bytes (:func:`moved_bytes`, for eager ones) are compared.
+and ``LN(s)``; a sphere connection makes ``h'``, which is both. Gradients are computed for ``h``, ``f`` and every
+parameter, and are not accumulated. ``add``, the bare addition, is the floor. ``copy`` copies one tensor of the size of
+``h``. Its speed is the bandwidth with which the other variants are compared, by the bytes that they move
+(:func:`moved_bytes`, for eager variants only).
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ class OpBench:
         "spheret:p=learn-per-layer",
         "proj (compiled)",
     )
-    """Schemes, the first as baseline of the ratios. One that ends in " (compiled)" goes through torch.compile."""
+    """Schemes; the first is the baseline of the ratios. Names that end in " (compiled)" go through torch.compile."""
     rows: int = 4096
-    """Tokens."""
+    """Rows of the hidden state, one per token."""
     dim: int = 768
     """Width d of the hidden state."""
     rounds: int = 40
-    """Timed calls of every variant. With twice as many as there are variants, all have the same predecessors."""
+    """Timed calls of every variant. With twice as many rounds as variants, each follows every other equally often."""
     warmup: int = 3
-    """Untimed rounds before them, at least 1."""
+    """Untimed rounds before the timed ones, at least 1."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     dtype: str = "float32"
@@ -75,7 +76,7 @@ class OpBench:
     cold: bool = False
     """Empty the caches before every call, as a sublayer does in training.
 
-    Otherwise they hold the last variant's data.
+    Otherwise they hold the data of the variant before.
     """
 
     def __post_init__(self) -> None:
@@ -101,10 +102,10 @@ class Junction(nn.Module):
 
 
 def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
-    """Time every variant in every round and return a JSON-able record, with ratios to the first scheme.
+    """Time every variant in every round and return a record for JSON, with ratios to the first scheme.
 
     Raises:
-        ValueError: a device this machine does not have.
+        ValueError: a device that this machine does not have.
     """
     device = resolve_device(config.device)
     dtype = getattr(torch, config.dtype)
@@ -126,7 +127,7 @@ def bench_op(config: OpBench, *, on_sample: OnSample | None = None) -> dict[str,
         for number in range(-config.warmup, config.rounds):
             collect()
             order = balanced_order(names, number)
-            calls[order[-1]]()  # so that the first of a round follows a variant too
+            calls[order[-1]]()  # untimed, so that the first of a round follows a variant and not the garbage collection
             for name in order:
                 if flush is not None:
                     flush()
@@ -161,6 +162,7 @@ def _variants(config: OpBench, device: torch.device) -> dict[str, tuple[Callable
     """Each variant with the parameters whose gradients it takes."""
     variants: dict[str, tuple[Callable[..., Pair], list[Tensor]]] = {ADD: (_add, [])}
     for scheme in config.schemes:
+        # Not layer 0, where some schemes differ (the first attention of Keel is Pre-LN).
         connection = build_connection(scheme.removesuffix(COMPILED), dim=config.dim, layer_idx=1, n_layer=12)
         junction = Junction(connection).to(device)
         function = torch.compile(junction, fullgraph=True, dynamic=False) if scheme.endswith(COMPILED) else junction

@@ -1,4 +1,4 @@
-"""The record of a benchmark: how it is made, the table that people read, and the gate that finds regressions."""
+"""The record of a benchmark, its table, and the comparison with an earlier record that finds regressions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def record(
     variants: Sequence[Mapping[str, Any]],
     **figures: Any,
 ) -> dict[str, Any]:
-    """A benchmark's record, ready for JSON: what was timed, when and where, and what came out."""
+    """A benchmark's record, ready for JSON: what was timed, when, where, and the figures."""
     return {
         "format": FORMAT,
         "kind": kind,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        # JSON has no tuples; the record should equal what is read back from it.
+        # JSON has no tuples, and the record should equal the one that is read back from the file.
         "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
         "environment": {"versions": versions(), "machine": machine(device)},
         "baseline": baseline,
@@ -61,12 +61,13 @@ def timing(
     moved_bytes: int | None = None,
     bandwidth: float | None = None,
 ) -> dict[str, Any]:
-    """What a benchmark records of one variant.
+    """The record of one variant.
 
-    ``seconds`` of every timed call and their ratios to the baseline's of the same round, both with median, p10 and p90,
-    and the tokens per second at the median. Where the moved bytes are known, also their speed as a share of
-    ``bandwidth`` (bytes per second).
+    It holds the seconds of every timed call and their ratios to the baseline's seconds in the same round, both with
+    median, p10 and p90, and the tokens per second at the median. If the moved bytes are known, it also holds their
+    speed as a share of ``bandwidth`` (bytes per second).
     """
+    # The median of the ratios, not the ratio of the medians: a disturbance of a whole round cancels in its ratio.
     ratios = [own / base for own, base in zip(seconds, baseline, strict=True)]
     p10, median, p90 = _percentiles(seconds)
     ratio_p10, ratio, ratio_p90 = _percentiles(ratios)
@@ -94,7 +95,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def to_table(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row of texts per variant, in the columns of ``TABLE_HEADER``."""
+    """One row of strings per variant, in the columns of ``TABLE_HEADER``."""
     return [
         (
             v["variant"],
@@ -130,14 +131,15 @@ class Regression:
 
 
 def compare_results(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float = 0.15) -> list[Regression]:
-    """The variants of `old` whose median ratio is more than `tolerance` (a fraction) larger in `new`.
+    """The variants of `old` whose median ratio is larger in `new` by more than `tolerance` (a fraction).
 
-    Ratios carry over between machines of one kind, so results are comparable when shape, precision, compilation and
-    kind of device agree. ValueError: they do not agree, or `new` lacks a variant of `old`.
+    Ratios carry over between machines of one kind, so results are comparable if shape, precision, compilation and kind
+    of device agree. ValueError: they do not agree, or `new` lacks a variant of `old`.
     """
+    # Settings on which the ratio of a variant does not depend.
     free = ("schemes", "rounds", "warmup", "seed")
     settings = [{k: v for k, v in result["settings"].items() if k not in free} for result in (old, new)]
-    # A switch that did not exist when the older result was written was off.
+    # A switch that is absent from the older result did not exist yet, so it was off.
     one, other = ({k: v or None for k, v in chosen.items()} for chosen in settings)
     differing = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
     if differing:

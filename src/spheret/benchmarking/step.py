@@ -1,4 +1,4 @@
-"""Speed of whole optimisation steps against nanoGPT, in one process and in turn.
+"""Speed of whole optimisation steps against nanoGPT: all variants in one process, taking turns.
 
 A round times one step of every variant on the same batch, in an order that changes from round to round. All variants
 are in memory at once.
@@ -38,7 +38,7 @@ LEARNING_RATE, GRAD_CLIP = 6e-4, 1.0  # the time of a step does not depend on th
 
 @dataclass(frozen=True)
 class StepBench:
-    """What is timed. Batch and vocabulary are the benchmark's own: committed results were measured with them."""
+    """What is timed. Batch and vocabulary have defaults of their own, those of the committed results."""
 
     schemes: tuple[str, ...] = ("pre-ln", "proj", "cay", "geonorm")
     """Schemes to time beside nanoGPT (see `spheret schemes`)."""
@@ -57,7 +57,7 @@ class StepBench:
     rounds: int = 20
     """Timed steps of every variant."""
     warmup: int = 3
-    """Untimed rounds before them, at least 1: the first step allocates the optimizer's state and compiles."""
+    """Untimed rounds before the timed ones, at least 1: the first step allocates the optimizer's state and compiles."""
     compile: bool = False
     """Run the models through torch.compile, each as one graph."""
     device: str = "auto"
@@ -65,7 +65,7 @@ class StepBench:
     dtype: str = "auto"
     """float32, bfloat16, or auto: float32 on CPUs, bfloat16 on GPUs that have it."""
     seed: int = 0
-    """Decides weights and batches, on which the time does not depend."""
+    """Decides weights and batches. The time does not depend on them."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "rounds", "warmup"):
@@ -75,8 +75,8 @@ class StepBench:
             raise ValueError(f"dtype = {self.dtype!r}: choose auto, float32 or bfloat16")
         names = [canonical_name(scheme) for scheme in self.schemes]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"schemes = {self.schemes}: {', '.join(twice)} is there twice; name every scheme once")
-        self.model("pre-ln")
+            raise ValueError(f"schemes = {self.schemes}: {', '.join(twice)} is given twice; name every scheme once")
+        self.model("pre-ln")  # GPTConfig checks the shape
 
     def model(self, scheme: str) -> GPTConfig:
         """The model of this shape with this scheme."""
@@ -116,7 +116,7 @@ class Variant:
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
         seconds = timed(partial(self.step, x, y, precision), device)
-        if cuda:  # the weights of all variants are on the device: count this one's, and what its step added
+        if cuda:  # all variants are on the device: count only this one's tensors, and what its step added
             self.peak_bytes = torch.cuda.max_memory_allocated(device) - before + self.resident_bytes()
         return seconds
 
@@ -127,14 +127,14 @@ class Variant:
 
 
 def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[str, Any]:
-    """Time one optimisation step of every scheme against nanoGPT's and return a JSON-able record.
+    """Time one optimisation step of every scheme against nanoGPT's and return a record for JSON.
 
-    The variants are ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``, which tells what the optimizer
-    contributes, and spheret's GPT with each scheme and the trainer's optimizer. The record of a variant holds what
-    `timing` returns, with the peak memory that it would need alone.
+    The variants are ``nanogpt`` (the baseline), ``nanogpt (our optimizer)``, which shows what the optimizer
+    contributes, and spheret's GPT with each scheme and the trainer's optimizer. The record of a variant is that of
+    `timing`, with the peak memory that the variant would need alone.
 
     Raises:
-        ValueError: a device this machine does not have.
+        ValueError: a device that this machine does not have.
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
@@ -152,7 +152,7 @@ def bench_step(config: StepBench, *, on_sample: OnSample | None = None) -> dict[
                     variant.seconds.append(seconds)
                     if on_sample is not None:
                         on_sample(variant.name, number, seconds)
-        if device.type == "cpu":
+        if device.type == "cpu":  # after the timing, because the profiler that finds the peak slows a step down
             for variant in variants:
                 variant.peak_bytes = peak_cpu_bytes(partial(variant.step, x, y, precision)) + variant.resident_bytes()
     return record(
@@ -190,6 +190,7 @@ def build_variants(config: StepBench, device: torch.device) -> list[Variant]:
 
 def batch(config: StepBench, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random ids (B, T) and their successors, from seed and round. The work does not depend on the text."""
+    # Warm-up rounds have negative numbers, which a seed must not have.
     rng = np.random.default_rng([config.seed, number + config.warmup])
     tokens = rng.integers(config.vocab_size, size=(config.batch_size, config.block_size + 1))
     x, y = (to_device(np.ascontiguousarray(part), device) for part in (tokens[:, :-1], tokens[:, 1:]))
@@ -197,7 +198,7 @@ def batch(config: StepBench, number: int, device: torch.device) -> tuple[Tensor,
 
 
 def _enough_compilations(config: StepBench, variants: int) -> AbstractContextManager[object]:
-    """All schemes share the code of GPT.forward, and the compiler gives up on the ninth version of a function."""
+    """All variants share the code of GPT.forward, and the compiler gives up on the ninth version of a function."""
     if not config.compile:
         return nullcontext()
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""`spheret bench`: speed against the baselines, all variants in turn in one process."""
+"""`spheret bench`: speed against the baselines, with all variants taking turns in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Files:
     out: Path | None = None
     """Write the result to this file, as JSON."""
     against: Path | None = None
-    """Result of an earlier benchmark. Exit with 1 if a ratio grew by more than 15%."""
+    """Result of an earlier benchmark to compare with. Exit with 1 if a ratio grew by more than 15%."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ _KINDS: dict[type, tuple[Any, Callable[..., dict[str, Any]]]] = {
 
 
 def _table(rows: list[tuple[str, ...]]) -> Table:
-    """The columns that have values here, without the parameters, which are not what is timed."""
+    """The table of the columns that have values, without the parameters, which say nothing about speed."""
     shown = [i for i, name in enumerate(TABLE_HEADER) if name != "parameters" and any(row[i] != "-" for row in rows)]
     table = Table(box=None, pad_edge=False)
     for i in shown:

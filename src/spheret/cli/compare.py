@@ -1,4 +1,4 @@
-"""`spheret compare`: run the comparison, show it, write its report. `spheret report`: the same from a folder."""
+"""`spheret compare`: run a comparison, show it, write its report. `spheret report`: show and report a finished one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CompareCommand(CompareConfig):
 
     Example: spheret compare --schemes pre-ln proj cay --lrs 2e-3 4e-3 8e-3 --seeds 3 --steps 400 --out runs/first
 
-    The same command again finishes what is missing and reuses the runs that have ended.
+    The same command again runs what is missing and reuses the runs that have ended.
     """
 
     def __post_init__(self) -> None:
@@ -41,14 +41,16 @@ def run(config: CompareConfig) -> int:
     size = f"{config.total_runs} runs of {config.steps} steps"
     say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
     if (earlier := _earlier_command(config)) not in (None, config.command()):
-        notice = f"{config.out} holds another comparison. Its runs are kept and its report is replaced. It was"
+        notice = (
+            f"{config.out} holds another comparison. Its runs are kept, but its report is replaced. Its command was"
+        )
         say(console, notice, "yellow")
         say(console, f"  {earlier}", "yellow", to_copy=True)
     try:
         with view(console) as live:
             results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
     except KeyboardInterrupt as stop:
-        say(console, f"\nStopped. {config.out} keeps the runs that have ended. The same command continues:")
+        say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
         say(console, f"  {config.command()}", to_copy=True)
         return getattr(stop, "exit_code", 130)
     say(console)
@@ -68,7 +70,7 @@ def run(config: CompareConfig) -> int:
 
 
 def _earlier_command(config: CompareConfig) -> str | None:
-    """Command of the comparison whose results are in the folder; None where there are none that can be read."""
+    """Command of the comparison whose results are in the folder; None if there are none or they cannot be read."""
     try:
         command: str = load_results(config.out)["command"]
     except (OSError, ValueError, KeyError):
@@ -77,7 +79,7 @@ def _earlier_command(config: CompareConfig) -> str | None:
 
 
 def _require_report_libraries() -> None:
-    """ImportError now, not after hours of training."""
+    """ImportError if a library of the report is missing: now, and not after hours of training."""
     missing = [name for name in ("scipy", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f'intervals and report need {", ".join(missing)}: pip install "spheret[report]"')

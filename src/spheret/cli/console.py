@@ -1,4 +1,4 @@
-"""How commands talk to their user: text on stdout, and an error that a user can act on as one line."""
+"""Output of the commands: text on stdout, and an error that a user can act on as one line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from rich.console import Console
 
 LOG_WIDTH = 120
-"""Columns where there is no terminal to ask; wide enough for the whole table of a comparison in a log."""
+"""Columns if there is no terminal: wide enough for the whole table of a comparison in a log."""
 
 # --- text ---
 
 
 def output() -> Console:
-    """stdout, as wide as the terminal (or as COLUMNS says); 120 columns in a pipe or a file."""
+    """stdout, as wide as the terminal (or as the variable COLUMNS); 120 columns in a pipe or a file."""
     width = None if is_terminal() or os.environ.get("COLUMNS") else LOG_WIDTH
     return Console(width=width, highlight=False)
 
@@ -33,14 +33,14 @@ def is_terminal() -> bool:
 def say(console: Console, text: str = "", style: str = "", *, to_copy: bool = False) -> None:
     """Print text without markup.
 
-    A terminal breaks long lines between words, except where the text is meant `to_copy`. A pipe gets whole lines.
+    On a terminal, long lines break between words, unless the text is meant `to_copy`. A pipe gets unbroken lines.
     """
+    # Without markup, because rich would take square brackets, such as those of an interval, for its own tags.
     console.print(text, style=style, markup=False, soft_wrap=to_copy or not is_terminal())
 
 
 def say_hanging(console: Console, start: str, text: str, style: str = "") -> None:
-    """Print ``text`` after ``start``, broken between words at the console's width, each further line below the
-    first."""
+    """Print ``text`` after ``start``, wrapped at the console's width; further lines are indented by ``start``."""
     lines = textwrap.wrap(
         text,
         max(console.width, len(start) + 20),
@@ -80,7 +80,7 @@ def flags_checked() -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """The message of an error. For an error of the operating system: what went wrong, and with which file."""
+    """The message of an error. For an error of the operating system: what went wrong, and the file."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
@@ -88,7 +88,8 @@ def explain(error: BaseException) -> str:
 
 
 def as_flags(message: str, command: Any) -> str:
-    """`message` with the fields that it names written as flags: 'n_embd = 30' becomes '--n-embd 30'."""
+    """`message` with field names written as flags: 'n_embd = 30' becomes '--n-embd 30'."""
+    # Configurations are also used from Python, so their own messages name fields and not flags.
     for field in dataclasses.fields(command):
         message = re.sub(rf"(?<![\w-]){field.name} ?= ?(?=\S)", f"--{field.name.replace('_', '-')} ", message)
     return message

@@ -1,4 +1,4 @@
-"""The `spheret` command: from the words of a command line to a command, and from an error to one line and an exit code.
+"""The `spheret` command: parses the command line, runs the command, turns an error into one line and an exit code.
 
 Every subcommand is a frozen dataclass, from which tyro makes the flags and the help.
 """
@@ -35,12 +35,12 @@ COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "bench": (bench.BenchCommand, bench.run),
     "schemes": (schemes.SchemesCommand, schemes.run),
 }
-# What a user can act on. A RuntimeError of PyTorch, say, is not among them: it needs its traceback.
+# Errors that a user can act on, shown as one line. Others, such as a RuntimeError of PyTorch, keep their traceback.
 USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse and run. Exit codes: 0, 1 where a run failed, 2 for an error that a user can act on, 128 + signal."""
+    """Parse and run. Exit codes: 0, 1 if a run failed, 2 for an error that a user can act on, 128 + signal."""
     words = sys.argv[1:] if arguments is None else arguments
     if words in (["--version"], ["-V"]):
         print(f"spheret {__version__}")
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str]) -> int:
     classes = {name: command for name, (command, _) in COMMANDS.items()}
-    try:  # building a configuration checks it, so a bad value raises here too
+    try:  # a configuration checks itself when it is built, so a bad value raises here already
         given = with_recipe(without_warmup(words))
         command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
@@ -66,18 +66,19 @@ def _run(words: list[str]) -> int:
         return 2
 
 
-# --- words that are replaced before tyro sees them ---
+# --- rewriting the command line before tyro parses it ---
 
 
 def with_recipe(words: list[str]) -> list[str]:
-    """The command line with its recipe in the form that the command takes.
+    """The command line with its recipe in the form that tyro's commands take.
 
-    `plan` and `train` both accept `--recipe NAME` and NAME as their first word. `plan` takes the latter. `train` gets
-    the flags of the recipe before its own, except those that it gives itself. UsageError: an unknown recipe or scheme.
+    `plan` and `train` both accept a recipe as `--recipe NAME` and as their first word. For `plan`, it becomes the first
+    word. For `train`, the recipe's flags are put before the user's, and a flag of the user replaces that of the recipe.
+    UsageError: an unknown recipe or scheme.
     """
     name = _given(words, "--recipe")
     if words[:1] == ["plan"]:
-        # `--scheme` as in `train`, for `--schemes`. (An alias known to tyro would come first in the help.)
+        # Also accept `--scheme`, as `train` does. Not as an alias in tyro: its help would show the alias first.
         words = [re.sub(r"^--scheme(?=$|=)", "--schemes", word) for word in words]
         return words if name is None else ["plan", name, *_without(words, "--recipe")[1:]]
     if words[:1] != ["train"]:
@@ -89,10 +90,10 @@ def with_recipe(words: list[str]) -> list[str]:
     with flags_checked():
         planned = recipe(name, scheme=_given(words, "--scheme")).flags()
     given = {_flag(word) for word in words}
-    if given & {"--warmup-steps", "--warmup-ratio"}:  # two ways to say one thing: either replaces the recipe's
+    if given & {"--warmup-steps", "--warmup-ratio"}:  # two ways to set one thing: either replaces the recipe's
         given |= {"--warmup-steps", "--warmup-ratio"}
     kept, keep = [], True
-    for word in planned:  # a flag and its values
+    for word in planned:  # flags, each followed by its values
         if word.startswith("--"):
             keep = word not in given
         if keep:
@@ -101,9 +102,9 @@ def with_recipe(words: list[str]) -> list[str]:
 
 
 def without_warmup(words: list[str]) -> list[str]:
-    """`--warmup X` of earlier versions as `--warmup-ratio X` (below 1) or `--warmup-steps X`, with a notice on stderr.
+    """Replace `--warmup X` of earlier versions by `--warmup-ratio X` (X below 1) or `--warmup-steps X`.
 
-    UsageError: neither a share nor a whole number.
+    A notice goes to stderr. UsageError: X is neither a share nor a whole number.
     """
     value = _given(words, "--warmup")
     if words[:1] not in (["train"], ["compare"]) or value is None:
@@ -120,7 +121,7 @@ def without_warmup(words: list[str]) -> list[str]:
 
 
 def _given(words: list[str], flag: str) -> str | None:
-    """Value of a flag on a command line, written `--flag value` or `--flag=value`."""
+    """The value of a flag on a command line, written `--flag value` or `--flag=value`; None without the flag."""
     for word, following in pairwise([*words, ""]):
         if _flag(word) == flag:
             return word.partition("=")[2] if "=" in word else following

@@ -1,4 +1,4 @@
-"""`spheret plan`: the recipes, and what one of them costs before it is run."""
+"""`spheret plan`: lists the recipes, or shows what one costs before it is run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
-    """List the recipes, or say what one costs: parameters, FLOPs, memory, and hours on GPUs. Nothing is trained.
+    """List the recipes, or show what one costs: parameters, FLOPs, memory, and hours on GPUs. Nothing is trained.
 
     Example: spheret plan gpt2-small-12l --schemes pre-ln proj --gpu H100
 
     This also prints where each number of the recipe comes from, and the command that trains it.
     """
 
-    # tyro would show an optional positional argument as a required one; brackets are how usage lines say optional.
+    # tyro shows an optional positional argument like a required one, so add the brackets by hand.
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = ""
     """Recipe to plan, also accepted as --recipe NAME. Without it, all recipes are listed."""
     schemes: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = ()
-    """Schemes to plan it for; all: every scheme that the recipe is meant for. If not given: the recipe's own."""
+    """Schemes to plan for; all: every scheme that the recipe is meant for. If not given: the recipe's own."""
     gpu: tuple[str, ...] = tuple(GPUS)
     """GPUs for which to print hours and share of memory."""
     mfu: float = 0.4
@@ -49,7 +49,7 @@ class PlanCommand:
                 one.train_config()
 
     def recipes(self) -> list[Recipe]:
-        """The recipe with each scheme asked for. ValueError: an unknown recipe or scheme."""
+        """The recipe with each of the given schemes. ValueError: an unknown recipe or scheme."""
         if not self.name:
             return []
         own = recipe(self.name)
@@ -62,7 +62,7 @@ def run(command: PlanCommand) -> int:
     console = output()
     if not command.name:
         console.print(list_table({name: recipe(name) for name in list_recipes()}))
-        say(console, "\n`spheret plan RECIPE` says what one costs. `spheret train RECIPE` trains it.")
+        say(console, "\n`spheret plan RECIPE` shows what one costs. `spheret train RECIPE` trains it.")
         return 0
     planned = command.recipes()
     _say_recipe(console, command.name, planned[0])
@@ -78,7 +78,7 @@ def run(command: PlanCommand) -> int:
 
 
 def _say_recipe(console: Console, name: str, planned: Recipe) -> None:
-    """Title, numbers of the run, and where each of them comes from."""
+    """Print the title, the numbers of the run, and where each of them comes from."""
     config, s = planned.train_config(), planned.settings
     say(console, f"{name}: {planned.title}\n")
     tokens = config.total_steps * config.tokens_per_step
@@ -102,7 +102,7 @@ def _say_recipe(console: Console, name: str, planned: Recipe) -> None:
 
 
 def _provenance(name: str) -> list[str]:
-    """Where the numbers come from: the docstrings of the recipe and of its file, paragraph by paragraph."""
+    """Where the numbers come from: the paragraphs of the docstrings of the recipe and of its file."""
     function: Callable[..., Any] = find_recipe(name)
     function = function.func if isinstance(function, partial) else function
     texts = inspect.getdoc(function) or "", (inspect.getdoc(sys.modules[function.__module__]) or "").replace("``", "")
@@ -171,7 +171,7 @@ def size_table(costs: Mapping[str, RunCost]) -> Table:
 
 
 def memory_table(costs: Mapping[str, RunCost]) -> Table:
-    """Bytes of a step, as it is and with recomputed blocks."""
+    """Bytes of a step, as the trainer runs it and with recomputed blocks."""
     header = ("scheme", "activations", "peak", "recomputed: activations", "peak", "extra FLOPs")
     return _table(
         header,
@@ -220,7 +220,7 @@ def short(n: float) -> str:
 
 
 def hours(n: float) -> str:
-    """Tenths from 10 hours on, two digits below."""
+    """One decimal from 10 hours on, two significant digits below."""
     return f"{n:,.1f}" if n >= 10 else f"{n:.2g}"
 
 

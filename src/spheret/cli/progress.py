@@ -1,4 +1,4 @@
-"""Live view of a comparison: a table that redraws itself on a terminal, plain lines elsewhere."""
+"""Progress of a comparison: a table that redraws itself on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from spheret.comparison.runs import RunSpec
 from spheret.training import RunResult
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 300.0
-"""Time until the first plain line on the state of things, and the longest time between two later ones."""
+"""Time until the first plain status line, and the longest time between two later ones."""
 SHOWN = 4
 """The most runs that a plain line names."""
 NARROW = 88
-"""Columns that the live table needs for all that it can show."""
+"""On a terminal with fewer columns, the live table omits tokens/s."""
 
 
 class View(Protocol):
@@ -34,12 +34,12 @@ class View(Protocol):
 
 
 def view(console: Console) -> View:
-    """A live table where there is a terminal, plain lines where there is none."""
+    """A live table on a terminal, plain lines elsewhere."""
     return LiveView(console) if is_terminal() else PlainView(console)
 
 
 class Ended:
-    """Finds and numbers the runs that have ended since it was last asked."""
+    """Finds and numbers the runs that have ended since the last call."""
 
     def __init__(self) -> None:
         self._seen: set[RunSpec] = set()
@@ -53,7 +53,7 @@ class Ended:
 
 
 def outcome(result: RunResult | None) -> str:
-    """One run in a few words."""
+    """The outcome of one run in a few words."""
     if result is None:
         return "crashed"
     loss = "no loss" if result.val_loss is None else f"val loss {result.val_loss:.4f}"
@@ -62,17 +62,17 @@ def outcome(result: RunResult | None) -> str:
 
 
 class Clock:
-    """Estimates the time left from the steps done since this call began to train."""
+    """Estimates the time left from the steps done since this process began to train."""
 
     def __init__(self) -> None:
         self._started: float | None = None
 
     def left(self, state: Comparison, runner: Runner) -> float | None:
-        """Seconds; None while too little is done for an estimate."""
+        """Seconds left; None while too little is done for an estimate."""
         if self._started is None:
             self._started = time.monotonic()
         inside = sum(_step(active) / state.config.steps for active in runner.active)
-        worked = len(state.ended) - len(state.reused) + inside  # reused runs took no time
+        worked = len(state.ended) - len(state.reused) + inside  # in runs; reused ones took no time
         remaining = state.total_runs - len(state.ended) - inside
         if worked < 0.1:
             return None
@@ -80,7 +80,7 @@ class Clock:
 
 
 class PlainView:
-    """One line when a run ends, and from time to time one on the state of things."""
+    """One line when a run ends, and a status line from time to time."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.ended, self.clock = console, Ended(), Clock()
@@ -103,6 +103,7 @@ class PlainView:
             say(self.console, f"training {at_a_time(runner)}")
         passed = time.monotonic() - self._started
         if passed >= self._next:
+            # Less often the longer it takes, so that a log of hours stays short.
             self._next = passed + min(MOST_SECONDS, max(FIRST_SECONDS, passed / 20))
             running = "; ".join(_running(active, state.config.steps) for active in runner.active[:SHOWN])
             done = f"{len(state.ended)}/{state.total_runs} runs done, {duration(left)} left; now"
@@ -125,7 +126,7 @@ def _step(active: Active) -> int:
 
 
 class LiveView:
-    """Runs at work with step, loss, speed and time left, above one bar for the whole comparison."""
+    """The active runs with step, loss, speed and time left, above one bar for the whole comparison."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.ended, self.clock = console, Ended(), Clock()
@@ -138,7 +139,9 @@ class LiveView:
         self.live.stop()
 
     def tick(self, state: Comparison, runner: Runner) -> None:
-        if not self.live.is_started:  # not before there is something to show: a signal then finds the cursor as it was
+        # Live hides the cursor, so start it only when there is something to show: a signal before that leaves the
+        # terminal as it was.
+        if not self.live.is_started:
             self.live.start()
         for line in self.ended.lines(state):
             say(self.live.console, line)
@@ -168,7 +171,7 @@ class LiveView:
         line = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=state.total_runs, completed=len(state.ended), width=20)
         left = duration(self.clock.left(state, runner))
-        line.add_row(bar, f"{len(state.ended)}/{state.total_runs} runs, {len(runner.active)} at work, {left} left")
+        line.add_row(bar, f"{len(state.ended)}/{state.total_runs} runs, {len(runner.active)} running, {left} left")
         return line
 
 

@@ -20,9 +20,9 @@ from spheret.connections import list_schemes, parse_scheme
 from spheret.connections.base import Scheme
 
 LEGEND = (
-    "F is a sublayer, f its output, h (d numbers) a hidden state, L the number of blocks, each of two sublayers.",
-    "Cost: one unit is one number read or written for every entry of h. It is counted operation by operation over one "
-    "connection in eager PyTorch, forward and backward, with the sum of the two gradients that meet at h.",
+    "F is a sublayer, f its output, h a hidden state of d numbers, L the number of blocks of two sublayers each.",
+    "Cost: one unit is one number read or written per entry of h. Units are counted operation by operation for one "
+    "connection in eager PyTorch, forward and backward, including the sum of the two gradients that meet at h.",
     "spheret:p=<x> takes any x in (0, inf]. `spheret schemes NAME` explains a scheme and lists its options.",
 )
 
@@ -34,7 +34,7 @@ class SchemesCommand:
     Example: spheret schemes spheret:p=0.5
     """
 
-    # In brackets, because tyro shows an optional positional argument like a required one.
+    # tyro shows an optional positional argument like a required one, so add the brackets by hand.
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCHEME]", help_behavior_hint="")] = ""
     """Scheme to explain. Without it, all schemes are listed."""
 
@@ -50,7 +50,7 @@ def run(command: SchemesCommand) -> int:
 
 
 def _list(console: Console) -> None:
-    """Every scheme on its own line; the members of a family come together, above the facts that they share."""
+    """Print every scheme on its own line. The members of a family stand together, above the facts that they share."""
     for _, family in groupby(list_schemes(), key=lambda name: type(parse_scheme(name))):
         names = list(family)
         width = max(map(len, names))
@@ -99,6 +99,7 @@ def _facts(scheme: Scheme) -> dict[str, str]:
 
 def _parameters(scheme: Scheme) -> str:
     """Learned numbers of a connection and of the stream, in terms of the width d."""
+    # Built at two widths and counted, so that no text can disagree with the code.
     widths = (64, 128)
     streams = [scheme.stream(width, 2) for width in widths]
     connections = [
@@ -118,7 +119,7 @@ def _size(modules: Sequence[nn.Module], widths: tuple[int, int]) -> str:
 
 
 def _say_facts(console: Console, facts: Mapping[str, str], indent: int = 0) -> None:
-    """Names in a column on the left, their texts on the right."""
+    """Print names in a column on the left and their texts on the right."""
     width = max(map(len, facts))
     for name, text in facts.items():
         for i, line in enumerate(text.splitlines() or [""]):
@@ -128,12 +129,12 @@ def _say_facts(console: Console, facts: Mapping[str, str], indent: int = 0) -> N
 def _word(value: Any) -> str:
     """An option's value in the grammar of scheme names."""
     if value is None:
-        return "(by the model's size)"
+        return "(set by the model's size)"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _meanings(cls: type[Scheme]) -> dict[str, str]:
-    """What each option does, from the ``Attributes`` of the scheme's class and of its base classes."""
+    """The meaning of each option, from the ``Attributes`` sections of the scheme's class and its base classes."""
     return {
         item.arg_name: " ".join((item.description or "").split())
         for base in reversed(cls.__mro__)

@@ -1,4 +1,4 @@
-"""`spheret prepare`: corpus -> tokenised shards. `spheret train`: one run on a corpus."""
+"""`spheret prepare`: turn a corpus into tokenised shards. `spheret train`: one run on a corpus."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PrepareCommand:
     val_fraction: float = DataConfig.val_fraction
     """Share of the documents held out for validation."""
     out: Path | None = None
-    """Folder to write to. If not given, the cache."""
+    """Folder to write to. If not given: the cache."""
 
     def __post_init__(self) -> None:
         with flags_checked():
@@ -67,7 +67,7 @@ class TrainCommand(RunSettings):
 
     Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
 
-    A run that Ctrl-C or a signal stopped continues with the same command and --resume. `spheret train NAME` is short
+    To continue a run that Ctrl-C or a signal stopped, repeat the command with --resume. `spheret train NAME` is short
     for `spheret train --recipe NAME`.
     """
 
@@ -76,9 +76,9 @@ class TrainCommand(RunSettings):
     scheme: str = "spheret:p=1"
     """Residual scheme (see `spheret schemes`)."""
     lr: float | None = None
-    """Peak learning rate. If not given: 0.4/d for the width d, times the factor that the scheme asks for."""
+    """Peak learning rate. If not given: 0.4/d for the width d, times the scheme's own factor."""
     seed: int = TrainConfig.seed
-    """Decides the initial weights and the order of the batches."""
+    """Sets the initial weights and the order of the batches."""
     out: Path = Path("runs/train")
     """Run folder."""
     resume: bool = False
@@ -101,6 +101,7 @@ class TrainCommand(RunSettings):
 def run(command: TrainCommand) -> int:
     """Train, with one line of progress per log record; returns the exit code."""
     console = output()
+    # Both checks come before the corpus is prepared, which may take long.
     _check_folder(command)
     check_buildable(command.config(vocab_size=1))
     dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
@@ -117,15 +118,15 @@ def run(command: TrainCommand) -> int:
             on_log=lambda record: say(console, line(record)),
         )
     except TrainingInterrupted as stop:
-        start = "" if checkpoints(command.out) else " It starts over, because there is no checkpoint."
-        say(console, f"Stopped. {command.out} holds the run so far. The same command with --resume continues.{start}")
+        start = "" if checkpoints(command.out) else " It will start over, because there is no checkpoint."
+        say(console, f"Stopped. {command.out} holds the run so far. To continue, repeat with --resume.{start}")
         return stop.exit_code
     say(console, summary(result))
     return 0 if result.outcome == "finished" else 1
 
 
 def summary(result: RunResult) -> str:
-    """What became of the run, in two or three lines."""
+    """The outcome of the run, in two or three lines."""
     loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se or 0:.4f} nats/token"
     collapsed = ", collapsed to the unigram plateau" if result.collapsed else ""
     text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}"
@@ -139,7 +140,11 @@ def summary(result: RunResult) -> str:
 
 
 def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
-    """A function that makes one line of a log record: step, losses, learning rate, gradient norm, speed, time left."""
+    """Returns a function that formats a log record as one line.
+
+    The line shows step, losses, learning rate, gradient norm, speed and time left.
+    """
+    # Time and step of the first record, from which the time left is estimated: a resumed run does not begin at step 0.
     started: tuple[float, int] | None = None
 
     def line(record: dict[str, Any]) -> str:
@@ -155,7 +160,7 @@ def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
 
 
 def _check_folder(command: TrainCommand) -> None:
-    """UsageError: the folder holds a run already, or none to resume. Known before the corpus is read."""
+    """UsageError: the folder already holds a run, or holds none to resume."""
     out = command.out
     if command.resume and not (out / CONFIG).exists():
         raise UsageError(f"--resume: there is no run in {out}; omit --resume to start one")

@@ -1,3 +1,5 @@
-"""Comparisons of schemes. Read `compare.py` first; it calls `runs.py` (which runs), `runner.py` and `worker.py` (in
-processes of their own) and `statistics.py` (what they allow one to claim).
+"""Comparisons of schemes.
+
+Read `compare.py` first. It uses `runs.py` (which runs there are), `runner.py` and `worker.py` (each run in its own
+process) and `statistics.py` (what the results support).
 """

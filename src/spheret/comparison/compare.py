@@ -1,7 +1,7 @@
 """The main job: several schemes under the same data and budget, each at its own best learning rate, with error bars.
 
-The learning rate is chosen on a seed that is not reported. The best of several noisy runs looks better than it is, and
-a scheme with a wider grid would gain from that.
+The learning rate is chosen on a seed that is not reported: the best of several noisy runs looks better than it is, and
+the more rates a scheme may try, the more it would gain from that.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Comparison:
         return self.config.total_runs - self.config.seeds * len(self.untunable)
 
     def first_runs(self) -> list[RunSpec]:
-        """The tuning runs of every scheme; with one learning rate there are none, so its seeds."""
+        """The tuning runs of every scheme, or the seed runs if there is one learning rate and so nothing to tune."""
         tuning = [spec for scheme in self.config.names for spec in tuning_runs(self.config, scheme, *self._data)]
         return tuning or [
             spec for scheme in self.config.names for spec in self._seeds(scheme, self.config.rates(scheme)[0])
         ]
 
     def record(self, spec: RunSpec, result: RunResult | None, *, reused: bool = False) -> list[RunSpec]:
-        """Note a run that ended (None: it crashed); returns the runs that can start now."""
+        """Record a run that ended (None: it crashed); returns the runs that can start now."""
         self.ended[spec] = result
         if reused:
             self.reused.add(spec)
@@ -64,7 +64,7 @@ class Comparison:
         tuned = self._of(spec.scheme, "tuning")
         if len(tuned) < len(self.config.lrs):
             return []
-        if all(r is None for r in tuned.values()):  # its seeds would crash too
+        if all(r is None for r in tuned.values()):  # its seed runs would crash too
             self.untunable.add(spec.scheme)
             return []
         return self._seeds(spec.scheme, best_rate(tuned))
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[RunSpec]:
-        """Runs that crashed."""
+        """The runs that crashed."""
         return [spec for spec, result in self.ended.items() if result is None]
 
     def results(self) -> dict[str, Any]:
@@ -111,10 +111,12 @@ class Comparison:
             return ""
         crashed = f", {len(self.failed)} of them crashed" if self.failed else ""
         ended = f"{len(self.ended)} of {self.total_runs} runs have ended{crashed}"
-        return f"\nNote: This comparison is not complete: {ended}. The same command runs what is missing."
+        return f"\nNote: This comparison is not complete: {ended}. Run the same command again to finish it."
 
     def _settings(self) -> dict[str, Any]:
         config = self.config
+        # What all runs share, read from the configuration of one. Schemes may differ in warm-up and weight decay, so
+        # `_entry` records these once more for each scheme.
         run = config.train_config(
             config.names[0], lr=config.rates(config.names[0])[0], seed=1, vocab_size=self.dataset.tokenizer.vocab_size
         )
@@ -151,6 +153,7 @@ class Comparison:
         rates = sorted(self.config.rates(scheme))
         tuning, runs = self._of(scheme, "tuning"), self._of(scheme, "seed")
         results = [r for r in (*runs.values(), *tuning.values()) if r is not None]
+        # Only for the scheme's warm-up and weight decay, which do not depend on the vocabulary.
         run = self.config.train_config(scheme, lr=rates[0], seed=1, vocab_size=1)
         return {
             "scheme": scheme,
@@ -181,7 +184,7 @@ class Comparison:
 
 
 def best_rate(tuned: dict[RunSpec, RunResult | None]) -> float:
-    """Learning rate of the lowest validation loss among the runs that finished; the smallest rate if none did."""
+    """Learning rate with the lowest validation loss among the runs that finished; the smallest rate if none did."""
 
     def loss(result: RunResult | None) -> float:
         usable = result is not None and result.outcome == "finished" and result.val_loss is not None
@@ -196,19 +199,19 @@ def compare(
     on_prepare: Callable[[str], None] | None = None,
     on_tick: Callable[[Comparison, Runner], None] | None = None,
 ) -> dict[str, Any]:
-    """Run what is missing of a comparison and write ``results.json`` into ``config.out``; returns its content.
+    """Run the missing runs of a comparison and write ``results.json`` into ``config.out``; returns its content.
 
     Runs that have ended are reused, so the same call continues after an interruption. Results are written whenever a
     run ends, so an interrupted comparison can be reported too.
 
     Raises:
-        ValueError, FileNotFoundError: settings or data with which no run could work; nothing has been trained.
+        ValueError, FileNotFoundError: the settings or the data allow no run; nothing has been trained.
         OSError: the folder cannot be written.
         ComparisonBusy: another process is running a comparison in the same folder.
-        TrainingInterrupted (a KeyboardInterrupt): a signal came. The running processes have been stopped and the
-        results
-            so far have been written.
+        TrainingInterrupted (a KeyboardInterrupt): a signal came. The running processes have been stopped, and the
+            results so far have been written.
     """
+    # Before the corpus is prepared, which may take much longer than finding out that a scheme cannot be built.
     for scheme in config.names:
         check_buildable(config.train_config(scheme, lr=config.rates(scheme)[0], seed=1, vocab_size=1))
     with _only_here(config.out):
@@ -262,19 +265,19 @@ def _only_here(out: Path) -> Iterator[None]:
 
 
 def _check_length(config: CompareConfig, dataset: Dataset) -> None:
-    """ValueError: the text is too short for one window. Raised here, before every run would fail on it."""
+    """ValueError: the text is too short for one window. Checked once here, because otherwise every run would fail."""
     fixed_windows(dataset.val, n_windows=1, block_size=config.block_size)
     sample_batch(dataset.train, batch_size=1, block_size=config.block_size, seed=0, step=0)
 
 
 def failures(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Run folder, relative to the comparison's, and reason of every run that crashed."""
+    """Every run that crashed: its folder, relative to the comparison's, and the reason."""
     runs = [run for entry in results["schemes"] for run in (*entry["tuning"], *entry["runs"])]
     return [(run["run"], run["reason"]) for run in runs if (run["reason"] or "").startswith("crashed")]
 
 
 def warnings_of(results: dict[str, Any], out: Path) -> dict[str, int]:
-    """Every warning of the runs, and how many runs gave it."""
+    """The warnings of the runs, each with the number of runs that gave it."""
     counts: dict[str, int] = {}
     for entry in results["schemes"]:
         for run in (*entry["tuning"], *entry["runs"]):

@@ -1,6 +1,7 @@
-"""Runs in processes of their own, as many at a time as there are cores. The parent reads their files.
+"""Runs every run in its own process, by default as many at a time as there are cores.
 
-A run that crashes takes no other run with it. A run that has ended is not run again.
+The parent learns from the files of a run folder how its run went. A run that crashes takes no other run with it. A run
+that has ended is not run again.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from spheret.training import RunResult
 from spheret.training.interrupt import StopSignals
 from spheret.training.run_folder import METRICS
 
-POLL_SECONDS = 0.25
-STOP_SECONDS = 20.0
+POLL_SECONDS = 0.25  # also how often a display is refreshed
+STOP_SECONDS = 20.0  # to finish a step after SIGTERM and write run.json; then the process is killed
 
 
 class OnEnd(Protocol):
@@ -41,7 +42,7 @@ class OnEnd(Protocol):
 class MetricsTail:
     """Follows a growing metrics.jsonl for a display; `latest` holds the newest value of every key.
 
-    It reads only what is new, several times a second. `read_metrics` reads a whole file.
+    It reads only the new lines, which is cheap enough for several times a second. `read_metrics` reads a whole file.
     """
 
     path: Path
@@ -49,7 +50,7 @@ class MetricsTail:
     _file: tuple[int, int] = (0, 0)  # inode and bytes read
 
     def poll(self) -> dict[str, Any]:
-        """Read the new whole lines. A file that was replaced, as by a resumed run, is read from its start."""
+        """Read the new complete lines. A file that was replaced, as by a resumed run, is read from the start."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -70,24 +71,25 @@ class MetricsTail:
         try:
             self.latest.update(json.loads(line))
         except (ValueError, TypeError):
-            return  # a display needs no damaged line
+            return  # not worth an error: this is for a display only
 
 
 @dataclass
 class Active:
-    """A run that a process is working on."""
+    """A run in progress, with its process."""
 
     spec: RunSpec
     process: BaseProcess
     tail: MetricsTail
 
     def last_record(self) -> dict[str, Any]:
-        """Newest value of every key of its metrics; {} before the first line."""
+        """The newest value of every key of the run's metrics; {} before the first line."""
         return self.tail.poll()
 
 
 def cpu_cores() -> int:
     """Cores that this process may use."""
+    # cpu_count also counts cores that a container or a job scheduler keeps from this process.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -98,7 +100,8 @@ def default_jobs(device: str) -> int:
 
 
 def threads_per_run(jobs: int) -> int:
-    """Each run's share of the cores, at most OMP_NUM_THREADS where that is set."""
+    """Each run's share of the cores, at most OMP_NUM_THREADS if that is set."""
+    # More threads than cores do not only share them: PyTorch's threads spin while they wait, and slow every run down.
     share = max(1, cpu_cores() // jobs)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(limit)) if limit.isdigit() and int(limit) > 0 else share
@@ -127,12 +130,12 @@ class Runner:
         self.waiting.append(spec)
 
     def run(self) -> None:
-        """Work until no run is left.
+        """Run until no run is left.
 
         SIGINT or SIGTERM stops the running processes between two of their steps and then raises TrainingInterrupted (a
         KeyboardInterrupt). A second signal does not wait for them.
         """
-        cpp.obstacle()  # compiled once, here, and not by the runs, whose output nobody sees
+        cpp.obstacle()  # compile the kernel here, once: the runs' own output, with its notice, goes to a file
         with StopSignals() as stop:
             try:
                 while self.waiting or self.active:
@@ -162,6 +165,7 @@ class Runner:
             process = self._context.Process(
                 target=work, args=(spec, self.dataset.absolute(), self.threads), name=spec.folder.name, daemon=True
             )
+            # No signal may come between the start of a process and its entry in the list of those to be stopped.
             with _signals_blocked():
                 process.start()
                 self.active.append(Active(spec, process, MetricsTail(spec.folder / METRICS)))
@@ -173,6 +177,7 @@ class Runner:
             active.process.join()
             result = ended_result(active.spec.folder)
             error = active.spec.folder / ERROR_FILE
+            # A process that was killed could not write its reason. Its exit code is known only here.
             if result is None and not error.exists():
                 error.write_text(explain_exit(active.spec.folder, active.process.exitcode) + "\n", encoding="utf-8")
             self.on_end(active.spec, result, reused=False)
@@ -184,7 +189,7 @@ class Runner:
                 process.terminate()
             for process in processes:
                 process.join(timeout=STOP_SECONDS)
-        finally:  # also after a second signal, which says that this takes too long
+        finally:  # also after a second signal: the user does not want to wait
             for process in processes:
                 if process.is_alive():
                     process.kill()
@@ -192,8 +197,11 @@ class Runner:
 
 
 def process_context() -> Any:
-    """A server process that has imported the package and forks: runs start at once, and without the parent's
-    threads."""
+    """The multiprocessing context of the runs: a server process imports the package once and forks for every run.
+
+    So a run starts at once. Forking this process instead would copy locks that its other threads may hold, but not the
+    threads, and the run could wait forever.
+    """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -204,7 +212,10 @@ def process_context() -> Any:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """The server and the runs inherit this mask, so that only the parent acts on a signal to the whole group."""
+    """Block SIGINT and SIGTERM. A terminal sends them to the whole process group, but only the parent should act.
+
+    The server and the runs inherit the mask.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

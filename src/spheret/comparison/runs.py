@@ -1,4 +1,4 @@
-"""The settings of a comparison, and the runs that follow from them."""
+"""The settings of a comparison, and its runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 RESULTS_NAME = "results.json"
 TUNING_SEED = 0
 LR_SHARES = (0.2, 0.4, 0.8)
-"""Learning rates times the width d, where no learning rates are given: a factor of two around `LR_SHARE`."""
+"""Default learning rates times the width d: `LR_SHARE`, and a factor of two to either side."""
 Purpose = Literal["tuning", "seed"]
 
 
 class ByWidth(tuple[float, ...]):
-    """Default learning rates, which each scheme multiplies by its own factor. Given ones hold for every scheme."""
+    """Default learning rates, which each scheme multiplies by its own factor. A user's rates hold for every scheme."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,15 @@ class CompareConfig(RunSettings):
     schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
     """Residual schemes (see `spheret schemes`). The first is the baseline of every difference."""
     lrs: tuple[float, ...] = ()
-    """Peak learning rates, from which each scheme gets its best. If not given: 0.2/d, 0.4/d, 0.8/d times its factor."""
+    """Peak learning rates to try for each scheme. If not given: 0.2/d, 0.4/d and 0.8/d, times the scheme's factor."""
     seeds: int = 3
     """Reported runs per scheme, at its best learning rate. Fewer than 2 give no verdict."""
     out: Path = Path("runs/compare")
-    """Folder of the report and the runs. The same command again finishes what is missing."""
+    """Folder of the report and the runs. The same command again runs what is missing."""
     jobs: int = 0
-    """Runs at a time. 0 is one per CPU core, or one on a GPU. Each run gets its share of the threads."""
+    """Runs at a time. 0: one per CPU core, or one on a GPU. Each run gets an equal share of the cores."""
     checkpoint_interval: int = 0
-    """Steps between checkpoints. A comparison keeps no weights of its runs, so 0, none, is its own default."""
+    """Steps between checkpoints. 0: none. A comparison keeps no weights, so here that is the default."""
 
     def __post_init__(self) -> None:
         names = [canonical_name(s) for s in self.schemes]
@@ -65,7 +65,7 @@ class CompareConfig(RunSettings):
             raise ValueError(f"seeds = {self.seeds}: at least 1 run per scheme is needed, 3 or more for a verdict")
         if self.jobs < 0:
             raise ValueError(f"jobs = {self.jobs}: give 0 (automatic) or the number of runs at a time")
-        for lr in self.lrs:  # the checks of a run's own configuration, before anything is started
+        for lr in self.lrs:  # a run's configuration checks itself: let it fail here, before anything starts
             self.train_config(names[0], lr=lr, seed=0, vocab_size=1)
 
     @property
@@ -74,14 +74,14 @@ class CompareConfig(RunSettings):
         return [canonical_name(s) for s in self.schemes]
 
     def rates(self, scheme: str) -> tuple[float, ...]:
-        """Learning rates to try for a scheme: those given, else the scheme's own."""
+        """Learning rates to try for a scheme: the given ones, else the scheme's own."""
         if not isinstance(self.lrs, ByWidth):
             return self.lrs
         return tuple(scheme_lr(scheme, n_embd=self.n_embd, n_layer=self.n_layer, share=share) for share in LR_SHARES)
 
     @property
     def total_runs(self) -> int:
-        """Tuning runs (if there is a learning rate to choose) and reported runs of all schemes."""
+        """Tuning runs (if there are several learning rates) and reported runs of all schemes."""
         return len(self.schemes) * (self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0))
 
     def command(self) -> str:
@@ -104,12 +104,12 @@ class RunSpec:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """The run's name in messages."""
         return f"{self.scheme} lr {self.lr:g} " + ("tuning" if self.purpose == "tuning" else f"seed {self.seed}")
 
 
 def tuning_runs(config: CompareConfig, scheme: str, vocab_size: int, fingerprint: str) -> Iterator[RunSpec]:
-    """One run per learning rate, on the tuning seed; none where there is one rate, and so nothing to choose."""
+    """One run per learning rate, on the tuning seed; none if there is one rate, and so nothing to choose."""
     for lr in config.rates(scheme) if len(config.lrs) > 1 else ():
         yield _spec(config, scheme, lr, TUNING_SEED, "tuning", vocab_size, fingerprint)
 
@@ -129,18 +129,18 @@ def _spec(
 
 
 def _slug(scheme: str) -> str:
-    # Cut, because file names may have 255 bytes; the digest tells two long names apart.
+    # A file name has at most 255 bytes. Two long names with the same start differ in the digest.
     return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")[:80]
 
 
 def _digest(run: TrainConfig, fingerprint: str) -> str:
-    """Short hash of everything that decides a run's result: a folder of this name holds this run and no other.
+    """Short hash of everything that decides a run's result, so that a folder of this name holds this run and no other.
 
-    It covers the scheme with all its options, and our version, because defaults may change between versions.
+    It covers the scheme with all its options, and the version of this package, because defaults may change.
     """
     values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
     values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.scheme))
     values["spheret"] = __version__
     if run.dtype == "auto" and resolve_dtype("auto", resolve_device(run.device)) == torch.bfloat16:
-        values["dtype"] = "bfloat16"  # `auto` is another run on a CPU, and one table must not mix the two
+        values["dtype"] = "bfloat16"  # `auto` is float32 on a CPU, which is another run: a table must not mix the two
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,8 +1,8 @@
 """What a comparison may claim: means, paired differences and a verdict in plain language.
 
 Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs with the same seed, and so
-the same order of data: the variation that both share cancels. Runs that diverged are counted and named and never
-averaged. Runs that collapsed to the unigram plateau did finish, so they are named and count in the mean.
+the same order of data: the variation that both runs share cancels. Runs that diverged are counted and named, but never
+averaged. Runs that collapsed to the unigram plateau did finish, so they are named and also averaged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Call = Literal["better", "worse", "unclear", "unknown"]
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """Mean over seeds with its interval. `sd` and interval need two values, the mean one; otherwise they are None."""
+    """Mean over seeds with its interval. The mean needs one value, `sd` and interval need two; else they are None."""
 
     mean: float | None
     sd: float | None
@@ -30,7 +30,10 @@ class MeanEstimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean of (scheme - baseline) over common seeds; negative is better. Interval and p value need two pairs."""
+    """Mean of (scheme - baseline) over common seeds, in nats/token; negative is better.
+
+    Interval and p value need two pairs.
+    """
 
     mean: float | None
     ci_low: float | None
@@ -40,7 +43,7 @@ class PairedDifference:
 
 
 def mean_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> MeanEstimate:
-    """Mean, sample standard deviation and two-sided Student t interval of `values` (one value a seed).
+    """Mean, sample standard deviation and two-sided Student t interval of `values` (one value per seed).
 
     Raises ValueError for a value that is not finite: omit diverged runs before calling.
     """
@@ -68,7 +71,7 @@ def paired_difference(
     estimate = mean_interval(differences, confidence)
     if estimate.mean is None or estimate.sd is None:
         return PairedDifference(estimate.mean, None, None, estimate.n, None)
-    if estimate.sd == 0:
+    if estimate.sd == 0:  # the t statistic would divide by zero
         p_value = 1.0 if estimate.mean == 0 else 0.0
     else:
         t = abs(estimate.mean) / (estimate.sd / math.sqrt(estimate.n))
@@ -77,11 +80,16 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979), in the order given; None is kept and does not count."""
+    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979), in the given order; None stays None and does not count.
+
+    Without it, one of several comparisons would look significant by chance more than 5% of the time.
+    """
     known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     running = 0.0
     for rank, (p, i) in enumerate(known):
+        # The smallest p is multiplied by the number of comparisons, the next by one less. The running maximum keeps
+        # the adjusted values in the order of the original ones.
         running = max(running, min(1.0, (len(known) - rank) * p))
         adjusted[i] = running
     return adjusted
@@ -110,7 +118,7 @@ def has_finished(run: Mapping[str, Any]) -> bool:
 
 
 def has_diverged(run: Mapping[str, Any]) -> bool:
-    """Whether a run record diverged. One that finished without a finite loss counts as diverged too."""
+    """Whether a run record diverged. A run that finished without a finite loss counts as diverged too."""
     return run.get("outcome") in ("diverged", "finished") and not has_finished(run)
 
 
@@ -120,7 +128,7 @@ def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb,
     tokens_per_s). Returns copies that also hold val_loss, perplexity, bits_per_byte, tokens_per_s, the counts finished,
     diverged, interrupted and collapsed, and difference: None for the baseline, else the paired difference with
-    `p_value` and, over all comparisons with the baseline, `p_holm`. The result is strict JSON: what is unknown is None.
+    `p_value` and, over all comparisons with the baseline, `p_holm`. The result is strict JSON: unknown values are None.
     """
     losses = [losses_by_seed(entry["runs"]) for entry in schemes]
     differences = [paired_difference(mine, losses[0]) for mine in losses[1:]]
@@ -133,7 +141,7 @@ def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def call(difference: Mapping[str, Any] | None) -> Call:
-    """'better' or 'worse' where the Holm-adjusted p value is under 5%, else 'unclear'; 'unknown' below two pairs."""
+    """'better' or 'worse' if the Holm-adjusted p value is under 5%, else 'unclear'; 'unknown' with under two pairs."""
     if not difference or difference.get("p_value") is None:
         return "unknown"
     p_holm = difference.get("p_holm")
@@ -154,7 +162,8 @@ def verdict(results: Mapping[str, Any]) -> str:
 
 
 def perplexity_change(difference: float) -> float:
-    """Relative change of perplexity, in percent, that belongs to a difference of losses in nats/token."""
+    """Relative change of perplexity, in percent, for a difference of losses in nats/token."""
+    # exp overflows above 709.
     return 100 * math.expm1(min(difference, 700.0))
 
 
@@ -313,7 +322,8 @@ def _learning_rate_notes(results: Mapping[str, Any]) -> list[str]:
     edge = [entry for entry in schemes if entry.get("lr_at_edge") and entry.get("lr") is not None]
     if not edge or not grid:
         return []
-    # All rates so far, so that finished runs are reused. Given rates hold for all schemes, even if each had its own.
+    # Keep all earlier rates, so that their finished runs are reused. Rates on the command line hold for all schemes, so
+    # the defaults of each scheme are joined.
     wider = {f"{lr:g}" for entry in schemes for lr in entry.get("rates") or grid}
     wider |= {_beyond(entry["lr"], entry.get("rates") or grid) for entry in edge}
     where = ", ".join(f"{entry['scheme']} ({entry['lr']:g})" for entry in edge)
@@ -322,5 +332,5 @@ def _learning_rate_notes(results: Mapping[str, Any]) -> list[str]:
 
 
 def _beyond(lr: float, grid: Sequence[float]) -> str:
-    """The next rate of the grid on the side on which `lr` is its last."""
+    """The rate one step beyond the edge of the grid at which `lr` lies, in the ratio of the last two rates."""
     return f"{grid[0] ** 2 / grid[1]:.2g}" if lr <= grid[0] else f"{grid[-1] ** 2 / grid[-2]:.2g}"

@@ -1,7 +1,7 @@
-"""What the process of one run does, and the files by which it tells its parent how the run went.
+"""The process of one run, and the files from which its parent learns how the run went.
 
-Only the parent stops a run: it sends SIGTERM, or it ends itself, for which a thread here waits. Ctrl-C, which a
-terminal sends to every process, does not reach a worker.
+Only the parent stops a run: by SIGTERM, or by ending, which a thread here waits for. Ctrl-C, which a terminal sends to
+every process, is blocked in a worker.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from spheret.training.run_folder import RUN, check_same_config, finished_result
 
 ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE, LOCK_FILE = "error.txt", "warnings.txt", "output.txt", ".lock"
 ORPHAN_SECONDS = 60.0
-"""How long a run may take to stop after its parent has ended. A new run in the same folder waits twice as long."""
+"""Longest time that a run takes to stop after its parent ended. A new run in the same folder waits twice as long."""
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What may be raised on reading a file that a crash damaged."""
+"""Errors that reading a file may raise if a crash damaged it."""
 
 
 def work(spec: RunSpec, dataset: Path, threads: int) -> None:
@@ -54,7 +54,7 @@ def work(spec: RunSpec, dataset: Path, threads: int) -> None:
 
 
 def ended_result(folder: Path) -> RunResult | None:
-    """The result of a run that ended by itself, else None; None too where a crash left run.json unreadable."""
+    """The result of a run that ended by itself, else None. Also None if a crash left run.json unreadable."""
     try:
         return finished_result(folder)
     except UNREADABLE:
@@ -62,7 +62,7 @@ def ended_result(folder: Path) -> RunResult | None:
 
 
 def explain_exit(folder: Path, code: int | None) -> str:
-    """Why a run has no result, in one line: its own error, else the meaning of its process's exit code."""
+    """Why a run has no result, in one line: its own error, else the exit code of its process in words."""
     try:
         lines = (folder / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -71,14 +71,14 @@ def explain_exit(folder: Path, code: int | None) -> str:
         return lines[-1]
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = "; was memory short? then fewer --jobs help" if name == "SIGKILL" else ""
+        hint = "; if memory ran out, use fewer --jobs" if name == "SIGKILL" else ""
         return f"its process was killed by {name} (exit code {code}){hint}"
     return f"its process ended with exit code {code} before the run did"
 
 
 @contextmanager
 def warnings_kept(folder: Path) -> Iterator[None]:
-    """Write the warnings of the run to a file, each once, even if the run fails."""
+    """Write the warnings of the run to a file, each one once, even if the run fails."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
@@ -89,8 +89,9 @@ def warnings_kept(folder: Path) -> Iterator[None]:
 
 
 def _tidy(spec: RunSpec) -> bool:
-    """Whether the run can continue from a checkpoint. If not, its folder is emptied of what a crash has left there."""
-    (spec.folder / RUN).unlink(missing_ok=True)  # with a result, this process would not have been started
+    """Whether the run can continue from a checkpoint. If not, its folder is cleared of what a crash left there."""
+    # An unfinished or damaged run.json. With a finished one, this process would not have been started.
+    (spec.folder / RUN).unlink(missing_ok=True)
     if _resumable(spec):
         return True
     for path in spec.folder.iterdir():
@@ -111,6 +112,7 @@ def _resumable(spec: RunSpec) -> bool:
 
 
 def _obey_parent() -> None:
+    # The runner starts this process with SIGINT and SIGTERM blocked. SIGINT stays blocked: Ctrl-C is the parent's.
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -121,13 +123,14 @@ def _stop_with_parent() -> None:
     if parent is None:
         return
     parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)  # between two steps, as if the parent had asked
+    os.kill(os.getpid(), signal.SIGTERM)  # stops the run between two steps, as if the parent had sent it
     time.sleep(ORPHAN_SECONDS)
-    os._exit(1)
+    os._exit(1)  # sys.exit would end only this thread
 
 
 def _keep_output(folder: Path) -> None:
     """Send what libraries print to a file: on the terminal it would break the parent's display."""
+    # The descriptors and not sys.stdout, because C and C++ libraries write to the descriptors.
     file = os.open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)

@@ -1,1 +1,1 @@
-"""What a run costs before it is run: parameters, FLOPs, memory, hours."""
+"""The cost of a run, computed before the run: parameters, FLOPs, memory, hours."""

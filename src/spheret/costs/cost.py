@@ -1,9 +1,10 @@
-"""What a run costs before it is run: parameters, floating-point operations, memory, tokens, and hours on a GPU.
+"""The cost of a run, computed before the run: parameters, floating-point operations, memory, tokens, hours on a GPU.
 
 Operations are counted as PaLM does (arXiv 2204.02311, appendix B): ``6 N + 12 L d T`` per token. N counts the weights
-of matrix products, so the head but not the embeddings. A weight times a number is 2 operations, and the backward pass
-makes two products for each one of the forward pass. The second term is attention's scores and averages over all T
-tokens of the context, masked or not. Elementwise operations are not counted: they cost memory traffic, not arithmetic.
+of matrix products: those of the head, but not the embeddings. A weight times a number is 2 operations, a product and a
+sum. The backward pass makes two products for each one of the forward pass. The second term is attention's scores and
+averages over all T tokens of the context, masked or not. Elementwise operations are not counted: they cost memory
+traffic, not arithmetic.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from spheret.training import TrainConfig
 
 def block_flops(config: GPTConfig) -> int:
     """Operations of the forward pass of all blocks, per token of a full context."""
+    # Attention adds two products per layer, the scores and the averages, each of 2 d operations for each of T tokens.
     weights = sum(m.weight.numel() for m in _on_meta(config).blocks.modules() if isinstance(m, nn.Linear))
     return 2 * weights + 4 * config.n_layer * config.n_embd * config.block_size
 
@@ -42,7 +44,7 @@ def count_parameters(config: GPTConfig) -> int:
 
 
 def _on_meta(config: GPTConfig) -> GPT:
-    # The meta device has shapes and no storage, so a model of any size is built at once.
+    # Tensors on the meta device have a shape but no storage, so a model of any size is built at once.
     with torch.device("meta"):
         return GPT(config)
 
@@ -52,7 +54,7 @@ def _on_meta(config: GPTConfig) -> GPT:
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU as its vendor states it; no program reaches the peak.
+    """A GPU with its vendor's figures. No program reaches the peak.
 
     Attributes:
         memory: bytes.
@@ -70,7 +72,7 @@ class GPU:
         return flops / (check_mfu(mfu) * (self.bfloat16 if bfloat16 else self.float32))
 
 
-# SXM boards. For the B200, the memory that an HGX board leaves free of its 192 GB. Second hand, from data sheets.
+# SXM boards, figures second hand from data sheets. An HGX board makes 180 of the 192 GB of a B200 available.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -83,7 +85,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> GPU:
-    """The GPU of this name, in upper or lower case. ValueError: an unknown name; the message lists the known ones."""
+    """The GPU of this name, in upper or lower case. ValueError, which lists the known names, for an unknown one."""
     known = {key.lower(): gpu for key, gpu in GPUS.items()}
     if name.lower() not in known:
         raise ValueError(f"gpu = {name!r} is not known: choose one of {', '.join(GPUS)}")
@@ -91,7 +93,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def check_mfu(mfu: float) -> float:
-    """``mfu`` itself. ValueError: it is outside (0, 1]."""
+    """Returns ``mfu`` unchanged. ValueError: it is outside (0, 1]."""
     if not 0 < mfu <= 1:
         raise ValueError(f"mfu = {mfu}: the share of the peak speed lies in (0, 1]; 0.4 is a good run")
     return mfu
@@ -105,11 +107,11 @@ class RunCost:
     """Cost of one run on one device.
 
     Attributes:
-        parameters: of the model; shared ones count once.
-        tokens: that the run trains on.
+        parameters: number of the model's parameters; shared ones count once.
+        tokens: number of training tokens.
         flops_per_token: operations of the forward and backward pass.
-        memory: of an optimizer step as the trainer makes it.
-        recomputed: of a step that keeps only the input of every block, which the trainer does not do.
+        memory: memory of an optimizer step of the trainer.
+        recomputed: memory of a step that keeps only the input of every block. The trainer does not do this.
         recompute_flops_per_token: operations that recomputing adds to `flops_per_token`.
         bfloat16: whether matrix products are in bfloat16.
     """
@@ -133,7 +135,7 @@ class RunCost:
 
 
 def run_cost(config: TrainConfig) -> RunCost:
-    """Cost of the run of this configuration. Nothing is computed, so it takes seconds even for 36 blocks."""
+    """Cost of the run with this configuration. No tensor has storage, so this takes seconds even for 36 blocks."""
     return RunCost(
         parameters=count_parameters(config.model),
         tokens=config.total_steps * config.tokens_per_step,

@@ -1,8 +1,8 @@
-"""Bytes that an optimizer step holds, counted before it is run.
+"""Bytes that an optimizer step holds, counted before the run.
 
-Every operation of the step is carried out on fake tensors, which have shapes and dtypes but no storage, so a model of
-any size fits. This counts eager mode; `torch.compile`, which the trainer uses on GPUs, keeps less. The count does not
-include what a device needs besides: its context, the workspaces of its libraries, fragmentation.
+Every operation of the step runs on fake tensors, which have shapes and dtypes but no storage, so a model of any size
+fits. The count is that of eager mode; `torch.compile`, which the trainer uses on GPUs, keeps less. It leaves out what
+the device needs for itself: its context, the workspaces of its libraries, fragmentation.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class StepMemory:
 
     Attributes:
         weights: parameters and buffers.
-        gradients: of all parameters.
+        gradients: gradients of all parameters.
         optimizer: AdamW's two moments and its step counters.
-        activations: what the forward pass of a micro-batch leaves for its backward pass. This includes the logits and,
-            where the compute dtype is not the weights' dtype, the copies of the weights in it.
-        peak: the most that is held at once, in any step after the first (which makes the moments).
+        activations: what the forward pass of a micro-batch keeps for its backward pass. This includes the logits and,
+            if the compute dtype is not that of the weights, the copies of the weights in the compute dtype.
+        peak: the most that is held at once in any step after the first (which allocates the moments).
     """
 
     weights: int
@@ -59,11 +59,12 @@ def step_memory(config: TrainConfig, *, recompute: bool = False) -> StepMemory:
             recompute_blocks(model)
         _fill_gradients(model)
         gradients = _bytes(p.grad for p in model.parameters())
-        optimizer.step()  # makes the moments
+        optimizer.step()  # allocates the moments
+        # With accumulation, the gradients of earlier micro-batches are held while a later one runs.
         if config.grad_accum == 1:
             model.zero_grad(set_to_none=True)
         before, live.peak = live.now, live.now
-        logits, loss = _forward(model, config)  # the trainer holds on to the logits too
+        logits, loss = _forward(model, config)  # the trainer keeps the logits until the backward pass is done, too
         activations = live.now - before
         (loss / config.grad_accum).backward()
         del logits, loss
@@ -88,7 +89,7 @@ def recompute_blocks(model: GPT) -> None:
 def in_bfloat16(config: TrainConfig) -> bool:
     """Whether the run's matrix products are in bfloat16.
 
-    `auto` stands for a GPU that has it, except on device `cpu`.
+    `auto` is taken to mean a GPU with bfloat16, except on device `cpu`.
     """
     return config.dtype == "bfloat16" or (config.dtype == "auto" and config.device != "cpu")
 
@@ -112,7 +113,7 @@ def _bytes(values: Iterable[Any]) -> int:
 
 
 class _Live(TorchDispatchMode):
-    """Bytes of the storages that operations have made and that are still alive: now, and at most so far."""
+    """Bytes of the storages that operations have made and that are still alive: now, and at the peak so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class _Live(TorchDispatchMode):
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage._cdata  # the address of the storage, which several tensors may share
         if key in self._sizes:  # a view, or the result of an operation in place
             return
         self._sizes[key] = storage.nbytes()

@@ -1,4 +1,4 @@
-"""Corpora, tokenizers, token shards and batches. Nothing here knows a model.
+"""Corpora, tokenizers, token shards and batches. No module in this room depends on a model.
 
 dataset = prepare(DataConfig(data=("stdlib",), tokenizer="bytes"))
 x, y = sample_batch(dataset.train, batch_size=16, block_size=128, seed=0, step=0)

@@ -1,4 +1,4 @@
-"""The cache of prepared data: finding an intact folder, and putting a finished one in its place in one atomic step."""
+"""The cache of prepared data: find an intact folder, and move a finished one into place in one atomic step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from spheret.data.dataset import MANIFEST, TRAIN, VAL, Dataset
 from spheret.data.tokenization.build import FILE_NAME
 
+# Longer than any preparation should take: a younger temporary folder may belong to a process that still writes.
 _ABANDONED_AFTER_SECONDS = 24 * 3600
 
 
@@ -22,6 +23,7 @@ def cache_folder(cache: str | None = None) -> Path:
 def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
     """The data set in ``folder`` if it has this fingerprint and every byte is intact, else None."""
     try:
+        # Read every byte: a changed id would not fail, it would only make the model worse.
         dataset = Dataset.open(folder, verify=True)
     except (OSError, ValueError):
         return None
@@ -29,10 +31,11 @@ def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
 
 
 def publish(temporary: Path, target: Path, fingerprint: str) -> None:
-    """Renames the finished folder ``temporary`` to ``target``; an intact data set that is already there stays.
+    """Renames the finished folder ``temporary`` to ``target``; keeps an intact data set that is already there.
 
     Raises OSError if the target cannot be replaced.
     """
+    # Several processes may find the same damaged folder and race to replace it, so the rename may fail more than once.
     for attempt in range(10):
         try:
             # The one atomic step. It fails if the target is a folder that is not empty.
@@ -54,6 +57,7 @@ def publish(temporary: Path, target: Path, fingerprint: str) -> None:
 
 def refuse_foreign(folder: Path, fingerprint: str) -> None:
     """Raises FileExistsError if ``folder`` holds anything but files of the data set ``fingerprint``."""
+    # `publish` deletes a damaged target. It must never delete a user's own files.
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:
@@ -63,7 +67,7 @@ def refuse_foreign(folder: Path, fingerprint: str) -> None:
     if found != fingerprint:
         what = f"the data set {found}" if found else "something else"
         raise FileExistsError(
-            f"{folder} holds {what}, this data set is {fingerprint}: give a new folder or empty that one"
+            f"{folder} holds {what}, but this data set is {fingerprint}: give a new folder or empty that one"
         )
     own = {MANIFEST, TRAIN, VAL, FILE_NAME}
     if foreign := sorted(path.name for path in folder.iterdir() if path.name not in own):

@@ -12,6 +12,7 @@ from spheret.data.shards import Shard
 from spheret.data.tokenization import Tokenizer, load_tokenizer
 
 MANIFEST, TRAIN, VAL = "manifest.json", "train.shard", "val.shard"
+# Increase it when an older release could no longer read the folder. The fingerprint includes it.
 FORMAT = 1
 
 
@@ -32,7 +33,7 @@ class Dataset:
         return "+".join(source["name"] for source in self.manifest["sources"])
 
     def summary(self) -> dict[str, Any]:
-        """What run.json says about the data."""
+        """The entry for the data in run.json."""
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -77,12 +78,15 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise ValueError(f"{path} is not the manifest of a data set: prepare the data again")
     if manifest["format"] > FORMAT:
-        raise ValueError(f"{path} has format {manifest['format']}, this release reads up to {FORMAT}: update spheret")
+        raise ValueError(
+            f"{path} has format {manifest['format']}, but this release reads formats up to {FORMAT}: update spheret"
+        )
     return manifest
 
 
 def _open_shard(path: Path, entry: dict[str, Any]) -> Shard:
     shard = Shard.open(path)
+    # A shard copied from another data set is intact by itself, but does not belong to this manifest.
     if (shard.sha256, shard.n_tokens) != (entry["sha256"], entry["tokens"]):
         raise ValueError(f"{path} is not the shard that {MANIFEST} describes: prepare the data again")
     return shard

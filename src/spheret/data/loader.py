@@ -26,8 +26,10 @@ def sample_batch(
     if not (0 <= seed < 2**64 and 0 <= step < 2**64):
         raise ValueError(f"seed={seed} and step={step} must lie between 0 and 2^64 - 1")
     starts_available = _window_starts(shard, block_size)
+    # Every rank draws the whole batch and takes its share, so the batch does not depend on the number of ranks.
     raw = np.random.Philox(key=np.array([seed, step], np.uint64)).random_raw(batch_size)
-    # Not Generator.integers, whose numbers may change between NumPy releases; random_raw is fixed.
+    # Not Generator.integers: NumPy may change its numbers between releases, but not those of random_raw.
+    # The upper 53 bits of each number make a float64 in [0, 1) without rounding.
     uniform = (raw >> np.uint64(11)) * 2.0**-53
     starts = (uniform * starts_available).astype(np.int64)
     share = batch_size // world_size
@@ -61,5 +63,6 @@ def _window_starts(shard: Shard, block_size: int) -> int:
 
 
 def _windows(shard: Shard, starts: npt.NDArray[np.int64], block_size: int) -> Batch:
+    # int64, because PyTorch's cross entropy takes no other integer targets.
     window = shard.tokens[starts[:, None] + np.arange(block_size + 1)].astype(np.int64)
     return window[:, :-1], window[:, 1:]

@@ -1,4 +1,4 @@
-"""Corpus -> tokenised shards, made once: later calls find them by the fingerprint of corpus, tokenizer and split."""
+"""Corpus to tokenised shards, once: later calls find them by the fingerprint of corpus, tokenizer and split."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from spheret.data.split import Split, decide
 from spheret.data.tokenization import Tokenizer, build_tokenizer, encode_documents, identity, save_tokenizer
 
 Progress = Callable[[str], None]
-_REPORT_BYTES = 2**26
+_REPORT_BYTES = 2**26  # text between two lines of progress
 
 
 def prepare(
     config: DataConfig, *, out: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> Dataset:
-    """The data set that ``config`` describes, found in the cache (or in the folder ``out``) or made there.
+    """The data set that ``config`` describes: found in the cache (or in the folder ``out``), or else made there.
 
     The same contents, tokenizer and split have the same fingerprint wherever the files are. Several processes may
-    prepare the same data: each writes a temporary folder, the first to finish renames it, the others use that one. A
-    damaged cache entry is made again. Memory is bounded by the largest document (a text file above 16 MiB counts as
-    many documents).
-    progress: gets a line of text now and then.
+    prepare the same data: each writes a temporary folder, the first to finish renames its own into place, and the
+    others use that one. A damaged cache entry is made again. Memory is bounded by the largest document (a text file
+    above 16 MiB counts as many documents).
+    progress: called with a line of text from time to time.
     Raises FileNotFoundError for missing files, ValueError for contents that cannot be read, ImportError if pyarrow is
     needed and missing, FileExistsError if ``out`` holds something else.
     """
@@ -55,6 +55,7 @@ def prepare(
         sweep(target.parent)
     else:
         refuse_foreign(target, fingerprint)
+    # In the target's own parent, so on the same file system: only there is a rename atomic.
     temporary = Path(tempfile.mkdtemp(prefix=f".{fingerprint}.", suffix=".tmp", dir=target.parent))
     try:
         head = {"format": FORMAT, "fingerprint": fingerprint, "sources": described}
@@ -70,6 +71,7 @@ def prepare(
 def _fingerprint(config: DataConfig, described: list[dict[str, Any]]) -> str:
     facts = {
         "format": FORMAT,
+        # Contents and not paths: a corpus that moved is still the same data set.
         "sources": [[entry["files"], entry["sha256"]] for entry in described],
         "tokenizer": identity(config.tokenizer),
         "text_column": config.text_column,
@@ -80,13 +82,13 @@ def _fingerprint(config: DataConfig, described: list[dict[str, Any]]) -> str:
 
 
 def _build(config: DataConfig, sources: tuple[Source, ...], folder: Path, say: Progress) -> dict[str, Any]:
-    """Writes shards and tokenizer into ``folder``; returns what the manifest says about them."""
+    """Writes shards and tokenizer into ``folder``; returns their entries in the manifest."""
 
     def documents() -> Iterator[str]:
         for source in sources:
             yield from source.documents(config.text_column)
 
-    @functools.cache
+    @functools.cache  # a pass over the whole corpus; the training of a tokenizer needs the split too
     def split() -> Split:
         return decide(documents(), config.val_fraction, config.split_seed)
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 MAGIC = b"SPHERET\0"
 VERSION = 1
-HEADER_BYTES = 256
+HEADER_BYTES = 256  # leaves room for later fields, and keeps the ids aligned in the map
 _LAYOUT = struct.Struct("<8sIIQQQ32s")
 _CRC_AT = HEADER_BYTES - 4
 
@@ -60,7 +60,7 @@ class Shard:
         expected, found = HEADER_BYTES + shard.n_tokens * shard.dtype.itemsize, path.stat().st_size
         if found != expected:
             raise ValueError(
-                f"{path} has {found} bytes instead of {expected}, it is truncated or mixed up: prepare it again"
+                f"{path} has {found} bytes instead of {expected}: it is truncated or damaged; prepare it again"
             )
         if verify:
             shard.verify()
@@ -68,8 +68,11 @@ class Shard:
 
     @property
     def tokens(self) -> Ids:
-        """The ids, shape (n_tokens,), read-only. Each access maps the file again: a map that is kept fills memory."""
-        if self.n_tokens == 0:
+        """The ids, shape (n_tokens,), read-only.
+
+        Each access maps the file anew. The pages of a map that is kept would add up in the memory of the process.
+        """
+        if self.n_tokens == 0:  # an empty file cannot be mapped
             return np.empty(0, self.dtype)
         return np.memmap(self.path, self.dtype, "r", HEADER_BYTES, (self.n_tokens,))
 
@@ -89,7 +92,7 @@ class Shard:
 
 
 class ShardWriter:
-    """Writes a shard piece by piece. It gets its name only when the ``with`` block ends without an exception.
+    """Writes a shard piece by piece. The file gets its name only if the ``with`` block ends without an exception.
 
     eot_id: the id that ends a document; its occurrences are counted as documents.
     """
@@ -100,15 +103,19 @@ class ShardWriter:
         self.vocab_size, self.eot_id = vocab_size, eot_id
         self.n_tokens = self.n_documents = 0
         self._hash = hashlib.sha256()
+        # A random part, so that two writers of the same shard do not write into each other's file.
         self._temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
     def __enter__(self) -> ShardWriter:
         self._file = self._temporary.open("wb", buffering=2**20)
-        self._file.write(bytes(HEADER_BYTES))
+        self._file.write(bytes(HEADER_BYTES))  # filled in by __exit__, when the counts and the hash are known
         return self
 
     def append(self, ids: Ids) -> None:
-        """Adds integer ids, shape (n,). Raises ValueError for an id outside [0, vocab_size), TypeError for others."""
+        """Adds integer ids, shape (n,).
+
+        Raises ValueError for an id outside [0, vocab_size), TypeError for anything but a 1-d integer array.
+        """
         ids = np.asarray(ids)
         if ids.size == 0:
             return
@@ -140,6 +147,7 @@ class ShardWriter:
                 self._file.seek(0)
                 self._file.write(self._header())
                 self._file.flush()
+                # Contents before name: after a power failure, the name must not stand on an incomplete file.
                 os.fsync(self._file.fileno())
             self._file.close()
             if kind is None:
@@ -173,7 +181,9 @@ def _parse(path: Path, header: bytes) -> Shard:
         raise ValueError(f"{path} ends inside its header ({len(header)} of {HEADER_BYTES} bytes): prepare it again")
     _, version, width, vocab_size, n_tokens, n_documents, sha256 = _LAYOUT.unpack_from(header)
     if version > VERSION:
-        raise ValueError(f"{path} has shard version {version}, this release reads up to {VERSION}: update spheret")
+        raise ValueError(
+            f"{path} has shard version {version}, but this release reads versions up to {VERSION}: update spheret"
+        )
     if zlib.crc32(header[:_CRC_AT]) != struct.unpack_from("<I", header, _CRC_AT)[0]:
         raise ValueError(f"{path} has a damaged header: prepare it again")
     return Shard(path, np.dtype(f"<u{width}"), vocab_size, n_tokens, n_documents, sha256.hex())

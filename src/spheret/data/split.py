@@ -36,7 +36,7 @@ class Split:
                 yield True, tail
 
     def describe(self) -> dict[str, Any]:
-        """Manifest entry."""
+        """The split's entry in the manifest."""
         return {"rule": self.rule, "val_fraction": self.fraction, "seed": self.seed, "corpus_documents": self.documents}
 
 
@@ -56,12 +56,14 @@ def decide(documents: Iterable[str], fraction: float, seed: int) -> Split:
         raise ValueError("the corpus holds no document: give files with text in them")
     if lowest == highest:
         return Split("cut-single-document", fraction, seed, 0, count)
+    # `lowest + 1` holds out at least one document, and `highest` keeps at least one for training.
     threshold = min(max(int(fraction * SCORE_RANGE), lowest + 1), highest)
     return Split("by-document", fraction, seed, threshold, count)
 
 
 def score(text: str, seed: int) -> int:
     """A hash of ``(text, seed)`` in [0, 2^64), the same on every machine."""
+    # Python's own hash() of a string differs from process to process.
     digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=str(seed).encode())
     return int.from_bytes(digest.digest(), "big")
 
@@ -80,6 +82,7 @@ def cut(text: str, fraction: float) -> tuple[str, str]:
 
 
 def _between_characters(raw: bytes, target: int) -> int:
+    # In UTF-8, every byte of a character but its first has the form 10xxxxxx.
     starts = [place for place in range(1, len(raw)) if raw[place] & 0xC0 != 0x80]
     if not starts:
         raise ValueError(f"the corpus is {raw.decode('utf-8')!r} alone, which cannot be split: give a longer text")

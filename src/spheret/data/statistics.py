@@ -1,4 +1,4 @@
-"""Figures to compare a model's loss with: the unigram loss, and the bytes of text behind the targets."""
+"""Figures to compare a model's loss with: the unigram loss, and the bytes of text that the targets stand for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy.typing as npt
 from spheret.data.shards import Shard
 from spheret.data.tokenization.base import Tokenizer
 
-_CHUNK = 2**22
+_CHUNK = 2**22  # ids counted at a time: bincount copies them to int64, 32 MiB
 
 
 def unigram_loss(train: Shard, targets: npt.NDArray[Any]) -> float:
-    """Nats per token of the training shard's token frequencies (each count plus one) on ``targets``.
+    """Cross entropy on ``targets`` of the training shard's token frequencies, in nats per token.
 
     targets: ids of any shape; -1 is ignored.
-    It is the loss of the best model that ignores the context: a run that stays there has learned frequencies only.
+    This is the loss of the best model that ignores the context: a run that stays there has learned frequencies only.
+    Each count is increased by one, so that a token that training never saw has a finite loss.
     Raises ValueError without targets or for a target outside the vocabulary.
     """
     counts = np.ones(train.vocab_size, np.int64)

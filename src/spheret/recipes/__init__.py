@@ -1,4 +1,4 @@
-"""Recipes: functions that return the frozen configuration of a published run, or of ours.
+"""Recipes: functions that return the frozen configuration of a published run, or of one of our own.
 
 config = recipe("gpt2-small-12l", scheme="proj").train_config()
 """
@@ -34,7 +34,7 @@ def list_recipes() -> list[str]:
 
 
 def find_recipe(name: str) -> Callable[..., Recipe]:
-    """The function of this name. ValueError: an unknown name; the message lists the known ones."""
+    """The function of this name. ValueError, which lists the known names, for an unknown one."""
     if name not in RECIPES:
         raise ValueError(f"recipe = {name!r} is not known: choose one of {', '.join(RECIPES)}")
     return RECIPES[name]

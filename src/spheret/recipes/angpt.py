@@ -32,7 +32,7 @@ LADDER = {
 def angpt(scheme: str = "angpt", *, size: str) -> Recipe:
     """A rung of the ladder, trained on 20 tokens per parameter (guessed).
 
-    Their longest run trains the 0.5B on 70 billion tokens (second hand): `--steps 133514`.
+    Their longest run trains the 0.5B model on 70 billion tokens (second hand): `--steps 133514`.
     """
     parameters, n_layer, n_head, n_embd, grad_accum = LADDER[size]
     settings = RunSettings(

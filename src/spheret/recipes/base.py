@@ -1,7 +1,7 @@
-"""A recipe is one run that can be repeated, and every number of it says where it comes from.
+"""A recipe is one run that can be repeated. Its docstring says where every number comes from.
 
-*Read* means read in the authors' text or code, *second hand* from somebody else's notes, *derived* computed from these,
-*guessed* not stated anywhere that we know of, *ours* chosen by this project.
+*Read* means read in the authors' text or code, *second hand* taken from somebody else's notes, *derived* computed from
+these, *guessed* not stated anywhere that we know of, and *ours* chosen by this project.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from spheret.training.settings import RunSettings, flags, scheme_lr
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of one `spheret train`, and the schemes that they are meant for.
+    """The settings of one call of `spheret train`, and the schemes that they are meant for.
 
     Attributes:
-        title: what it is, in a few words.
+        title: what the run is, in a few words.
         settings: model, data and budget.
         scheme: the scheme of this run.
-        schemes: the schemes that the recipe is meant for. Any other is allowed.
-        lr: peak learning rate; None: 0.4/d for the width d, times the factor that the scheme asks for.
-        seed: decides the initial weights and the order of the batches.
+        schemes: the schemes that the recipe is meant for. Any other scheme is allowed.
+        lr: peak learning rate. None: 0.4/d for the width d, times the scheme's own factor.
+        seed: sets the initial weights and the order of the batches.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Recipe:
     seed: int = TrainConfig.seed
 
     def train_config(self, vocab_size: int | None = None) -> TrainConfig:
-        """The run's configuration for a tokenizer of ``vocab_size`` tokens, by default as many as its name promises."""
+        """The run's configuration for a tokenizer of ``vocab_size`` tokens (default: the size for its name)."""
         shape = self.settings
         return shape.train_config(
             canonical_name(self.scheme),
@@ -45,7 +45,7 @@ class Recipe:
         )
 
     def flags(self) -> list[str]:
-        """What to type after `spheret train` for the same run."""
+        """The words to type after `spheret train` for the same run."""
         rate = [] if self.lr is None else ["--lr", f"{self.lr:g}"]
         return ["--scheme", self.scheme, *rate, *flags(self.settings, always=("n_layer", "n_head", "n_embd", "steps"))]
 
@@ -58,9 +58,9 @@ def cpu_demo(scheme: str = "proj") -> Recipe:
     """
     return Recipe(
         title="one run of `make demo`, on Python's source",
-        # So short a run needs no checkpoints on the way.
+        # A run of a minute needs no checkpoints.
         settings=RunSettings(device="cpu", checkpoint_interval=0),
         scheme=scheme,
-        # The schemes that `spheret compare` takes by default; a test holds the two equal.
+        # The default schemes of `spheret compare`. A test makes sure that the two lists agree.
         schemes=("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5"),
     )

@@ -63,7 +63,7 @@ def _recipe(
         batch_size=512,
         grad_accum=grad_accum,
         warmup_steps=2000,
-        weight_decay=0.1,  # given, so that it holds for schemes that would train without
+        weight_decay=0.1,  # explicit, so that it also holds for schemes that by default train without weight decay
         eval_interval=500,
         eval_windows=512,
         checkpoint_interval=500,

@@ -2,8 +2,8 @@
 
 Read in the authors' code: context 1024, vocabulary 50304, batches of 512 x 1024 tokens, cosine decay to 0, and for nGPT
 no weight decay and no warm-up, which the scheme sets itself. Read off their plot: 50,000 steps, one of several lengths.
-OpenWebText's held-out share of 0.0005: read in nanoGPT's code, theirs guessed to be the same. Ours: micro-batches that
-fit a GPU of 80 GB, evaluation, and the learning rates of the other schemes.
+OpenWebText's held-out share of 0.0005: read in nanoGPT's code, and guessed to be theirs as well. Ours: micro-batches
+that fit a GPU of 80 GB, evaluation, and the learning rates of the other schemes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCHEMES = ("ngpt", "gpt-qknorm", "angpt")
 def half_billion(scheme: str = "ngpt") -> Recipe:
     """24 blocks of width 1024 with 16 heads, their "0.5B" (read in the authors' launcher).
 
-    Learning rate of nGPT 15e-4: the default of their code (read); their launcher has 30e-4.
+    Learning rate of nGPT: 15e-4, the default of their code (read). Their launcher has 30e-4.
     """
     return _recipe("0.5B", 24, 16, 1024, 64, scheme)
 
@@ -26,7 +26,8 @@ def half_billion(scheme: str = "ngpt") -> Recipe:
 def one_billion(scheme: str = "ngpt") -> Recipe:
     """36 blocks of width 1280 with 20 heads, their "1B" (guessed, from memory of the paper).
 
-    Learning rate of nGPT 15e-4: the default of their code (read), guessed at this size, as are batch and steps.
+    Learning rate of nGPT: 15e-4, the default of their code (read). That it holds at this size is guessed, as are batch
+    and steps.
     """
     return _recipe("1B", 36, 20, 1280, 64, scheme)
 

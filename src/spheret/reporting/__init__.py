@@ -1,6 +1,6 @@
 """Tables, figures and the HTML report of a comparison.
 
-Nothing here imports matplotlib, jinja2 or scipy before it is used.
+matplotlib, jinja2 and scipy are imported only when they are used.
 """
 
 from __future__ import annotations

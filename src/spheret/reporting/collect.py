@@ -1,4 +1,4 @@
-"""Reading a comparison back from its folder: results.json and the run folders that it names."""
+"""Reads a comparison back from its folder: results.json and the run folders that it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spheret.training.run_folder import CONFIG, DIAGNOSTICS, RUN, read_json, rea
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one run left behind; `metrics` is sorted by step, one record per step."""
+    """The files of one run; `metrics` is sorted by step, one record per step."""
 
     path: Path
     config: dict[str, Any]
@@ -23,7 +23,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class ComparisonFolder:
-    """results.json, and the run folders that it names, by the relative path that it gives."""
+    """results.json, and the run folders that it names, keyed by their relative paths."""
 
     folder: Path
     results: dict[str, Any]
@@ -34,7 +34,7 @@ class ComparisonFolder:
 def load_results(folder: Path) -> dict[str, Any]:
     """results.json of a comparison; numbers that are not finite become None.
 
-    Raises FileNotFoundError where there is none, ValueError where it is not the results of a comparison.
+    Raises FileNotFoundError if there is none, ValueError if it does not hold the results of a comparison.
     """
     path = folder / RESULTS_NAME
     if not path.is_file():
@@ -45,27 +45,31 @@ def load_results(folder: Path) -> dict[str, Any]:
     results = read_json(path)
     if results.get("format") != 1 or not isinstance(results.get("schemes"), list):
         raise ValueError(
-            f"{path} has format {results.get('format')!r}; this spheret reads format 1 with a list of schemes"
+            f"{path} has format {results.get('format')!r}; this release reads format 1 with a list of schemes"
         )
     return results
 
 
 def load_run(folder: Path) -> RunFolder:
-    """One run folder; files that the run did not write are empty. Raises FileNotFoundError that names the folder."""
+    """One run folder; files that the run did not write are empty.
+
+    Raises FileNotFoundError, naming the folder, if it is missing.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"run folder {folder} is missing: restore it, or report without it (partial=True)")
     config, outcome, diagnostics = (
         read_json(folder / name) if (folder / name).is_file() else {} for name in (CONFIG, RUN, DIAGNOSTICS)
     )
-    # A report is better with a gap in one curve than not at all.
+    # A report with a gap in one curve is better than no report.
     metrics = read_metrics(folder, skip_damaged=True)
     return RunFolder(path=folder, config=config, metrics=metrics, outcome=outcome, diagnostics=diagnostics)
 
 
 def load_comparison(folder: Path, *, partial: bool = False) -> ComparisonFolder:
-    """results.json and the folders of the runs behind its means (not of the tuning runs).
+    """results.json and the folders of its reported runs (not of its tuning runs).
 
-    Raises FileNotFoundError that names a missing run folder; with `partial` it is listed in `missing` instead.
+    Raises FileNotFoundError, naming the run folders, if any are missing. With `partial`, they are listed in `missing`
+    instead.
     """
     folder = Path(folder)
     results = load_results(folder)

@@ -1,4 +1,4 @@
-"""The figures drawn from run folders: loss curves, and what happens from layer to layer."""
+"""The figures drawn from run folders: loss curves, and the residual stream layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """One list of diagnostics.json and how it is shown."""
+    """One list of diagnostics.json, and how it is shown."""
 
     key: str
     title: str
@@ -30,37 +30,37 @@ LAYER_METRICS = (
         "hidden_norm",
         "Size of the hidden state",
         "mean |h| / sqrt(d)",
-        "After each sublayer, at the end of training. A constant size means that the state stays on its sphere.",
+        "After each sublayer, at the end of training. If the size is constant, the hidden state stays on its sphere.",
     ),
     LayerMetric(
         "angle_deg",
         "Rotation by each sublayer",
         "angle between h and h' (degrees)",
-        "By how much each sublayer turns the hidden state, at the end of training.",
+        "How far each sublayer turns the hidden state, at the end of training.",
     ),
     LayerMetric(
         "token_cosine",
-        "Likeness of different tokens",
+        "Similarity of different tokens",
         "mean cosine between tokens",
-        "Mean cosine between the hidden states of different positions. Near 1, all tokens have become alike.",
+        "Mean cosine between the hidden states of different positions. Near 1, all tokens look the same to the model.",
     ),
     LayerMetric(
         "skip_gain",
         "Gain of the skip path",
         "gain of the skip path",
-        "How strongly each connection passes the hidden state, and the gradient, straight through.",
+        "The factor with which each connection passes on the hidden state, and the gradient.",
     ),
     LayerMetric(
         "update_ratio",
         "Size of the update",
         "|update| / |h|",
-        "Size |F|/|h| of each sublayer's output relative to the hidden state, before the scheme scales or projects it.",
+        "Norm of each sublayer's output relative to the hidden state, before the scheme scales or projects it.",
     ),
 )
 
 
 def run_plots(comparison: ComparisonFolder) -> list[Plot]:
-    """All figures that the run folders have the data for: loss curves first, then one figure per layer metric."""
+    """All figures that the run folders have data for: first the loss curves, then one figure per layer metric."""
     styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
     with styled():
         drawn = [_loss_curves(comparison, styles)]
@@ -115,7 +115,7 @@ def _has_learned(run: Mapping[str, Any]) -> bool:
 def _curves(
     comparison: ComparisonFolder, entry: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool]
 ) -> list[Points]:
-    """(tokens, validation loss) at every evaluation of the entry's wanted runs; runs never evaluated are omitted."""
+    """(tokens, validation loss) at every evaluation of the entry's wanted runs. Runs without any are omitted."""
     folders = [comparison.runs[r["run"]] for r in entry["runs"] if r.get("run") in comparison.runs and wanted(r)]
     curves = [
         [(float(m["tokens"]), float(m["val_loss"])) for m in f.metrics if m.get("val_loss") is not None]
@@ -125,7 +125,10 @@ def _curves(
 
 
 def _loss_limits(curves: Sequence[Points]) -> tuple[float, float]:
-    """From below the best final loss to where the curves were after a fifth of training, at most where they began."""
+    """Limits from just below the best final loss to the highest loss after a fifth of training.
+
+    The upper limit is at most the median of the curves' first losses. The steep start would flatten all the rest.
+    """
     late = [y for curve in curves for x, y in curve if x >= curve[-1][0] / 5]
     ends = [curve[-1][1] for curve in curves]
     low = min(ends)
@@ -138,7 +141,7 @@ def _mean_and_band(axes: Any, curves: Sequence[Points], look: Look) -> Any:
     if not curves:
         return None
     tables = [dict(curve) for curve in curves]
-    xs = sorted(set(tables[0]).intersection(*tables[1:]))  # only where every seed was evaluated: no jumps in the mean
+    xs = sorted(set(tables[0]).intersection(*tables[1:]))  # a mean over fewer seeds would jump
     columns = [[table[x] for table in tables] for x in xs]
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
@@ -148,7 +151,7 @@ def _mean_and_band(axes: Any, curves: Sequence[Points], look: Look) -> Any:
 
 
 def _thin(axes: Any, curve: Points, look: Look, high: float) -> Any:
-    """One run as a thin line, with a cross at its last evaluation, or on the upper edge if that lies above it."""
+    """Draw one run as a thin line, with a cross at its last evaluation (on the upper edge if that lies above it)."""
     (line,) = axes.plot(*zip(*curve, strict=True), color=look.color, linewidth=0.8, alpha=0.8)
     x, y = curve[-1]
     axes.plot([x], [min(y, high)], "x", color=look.color, markersize=7, markeredgewidth=1.8, clip_on=False, zorder=5)
@@ -185,7 +188,7 @@ def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[s
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_yscale("log")
     elif max(values) - min(values) < 0.02 * abs(max(values)):
-        middle = (max(values) + min(values)) / 2  # a flat profile shown as flat, not as magnified rounding
+        middle = (max(values) + min(values)) / 2  # show a flat profile as flat, and do not magnify its rounding
         axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layer (attention, then MLP)")
@@ -209,8 +212,10 @@ def _finished_folders(comparison: ComparisonFolder, entry: Mapping[str, Any]) ->
 
 
 def _mean_profile(folders: Sequence[RunFolder], key: str) -> Points:
-    """(layer, mean over runs) of the finite values: the attention sublayer of layer l, counted from 1, at l - 0.5,
-    its MLP at l."""
+    """(layer, mean over runs) of the finite values.
+
+    Layers count from 1. The attention sublayer of layer l is at l - 0.5 and its MLP at l.
+    """
     columns: dict[float, list[float]] = {}
     for folder in folders:
         values, layers = folder.diagnostics.get(key), folder.diagnostics.get("layer")

@@ -17,7 +17,7 @@ _ROW = 0.32  # inches per scheme, in figures with one line per scheme
 
 
 def result_plots(results: Mapping[str, Any]) -> list[Plot]:
-    """All figures that results.json has the data for, in the order in which they are read."""
+    """All figures that results.json has data for, in the order of reading."""
     styles = looks([entry["scheme"] for entry in results["schemes"]])
     with styled():
         drawn = [_differences(results, styles), _final_losses(results, styles), _learning_rates(results, styles)]
@@ -37,6 +37,7 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
     for y, (entry, mean) in enumerate(zip(entries, means, strict=True)):
         look, paired = styles[entry["scheme"]], entry["difference"]
         _interval(axes, paired, y, limits, look)
+        # Filled or hollow follows the corrected verdict, which an interval that excludes zero may not reach.
         solid = call(paired) in ("better", "worse")
         face = look.color if solid else "white"
         _point(axes, mean, y, limits, look, markersize=7, markerfacecolor=face)
@@ -47,7 +48,7 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
         figure,
         key="differences",
         title=f"Difference to {baseline}",
-        caption="Left of the line is better. Paired by seed, with the 95% interval. Filled: better or worse at 95% "
+        caption="Left of the line is better. Paired by seed, with 95% intervals. Filled: better or worse at 95% "
         "after Holm's correction. Hollow: not distinguishable, or too few seeds. Arrow: the interval continues.",
         alt=f"Difference in validation loss to {baseline}, nats per token: {shown}.",
     )
@@ -57,6 +58,7 @@ def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plo
     entries = [entry for entry in results["schemes"] if any(has_finished(run) for run in entry["runs"])]
     if not entries:
         return None
+    # Collapsed runs would stretch the axis, so they set it only if there is nothing else.
     good = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r) and not r.get("collapsed")]
     ends = [e["val_loss"][k] for e in entries if not e.get("collapsed") for k in ("ci_low", "ci_high")]
     anything = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r)]
@@ -75,7 +77,7 @@ def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plo
         key="final_loss",
         title="Final validation loss",
         caption="Faint points: single seeds. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the "
-        "edge: an interval that continues, or the value of a mean beyond it.",
+        "edge: an interval that continues, or a mean that lies beyond, with its value.",
         alt=f"Mean final validation loss, nats per token: {shown}.",
     )
 
@@ -89,7 +91,7 @@ def _seeds_and_mean(axes: Any, y: float, entry: Mapping[str, Any], look: Look, l
 
 
 def _label_rates(axes: Any, rates: list[float]) -> None:
-    """A tick for every rate, with slanted labels where level ones would overlap."""
+    """Put a tick at every rate, with slanted labels if level ones would overlap."""
     gaps = [math.log(b / a) for a, b in itertools.pairwise(rates)]
     crowded = min(gaps) < 0.12 * sum(gaps)
     slant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
@@ -119,8 +121,8 @@ def _learning_rates(results: Mapping[str, Any], styles: Mapping[str, Look]) -> P
         figure,
         key="learning_rates",
         title="Learning-rate sweep",
-        caption="One run per point, on the tuning seed. Ring: the rate chosen for the seeds. Cross on the upper edge: "
-        "diverged. Triangle: above the scale.",
+        caption="One run per point, on the tuning seed. Ring: the rate chosen for the reported runs. Cross on the "
+        "upper edge: diverged or did not finish. Triangle: above the scale.",
         alt=f"Validation loss against learning rate; chosen rates: {chosen}.",
     )
 
@@ -149,7 +151,7 @@ def _sweep(axes: Any, entry: Mapping[str, Any], look: Look, high: float) -> Any:
 
 
 def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, look: Look) -> None:
-    """A bar over the interval, with an arrowhead where the frame cuts it."""
+    """Draw a bar over the interval, with an arrowhead where the frame cuts it."""
     (low, high), (left, right) = limits, (estimate["ci_low"], estimate["ci_high"])
     if left is None or right is None or left > high or right < low:
         return
@@ -162,7 +164,7 @@ def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, 
 def _point(
     axes: Any, x: float, y: float, limits: Limits, look: Look, *, marker: str | None = None, **style: Any
 ) -> None:
-    """A point; if it lies off the scale, a triangle at that edge with its value beside it."""
+    """Draw a point. If it lies off the scale, draw a triangle at that edge with the value beside it."""
     low, high = limits
     if low <= x <= high:
         axes.plot([x], [y], marker or look.marker, color=look.color, zorder=4, **style)
@@ -190,11 +192,11 @@ def _one_line_a_scheme(axes: Any, schemes: list[str], limits: Limits) -> None:
 def robust_limits(
     core: Sequence[float], others: Sequence[float] = (), *, reach: float = 4.0, pad: float = 0.06, widen: float = 0.5
 ) -> Limits:
-    """Limits that show all of `core` and as much of `others` as does not squeeze it.
+    """Axis limits that show the bulk of `core`, and as much of `others` as does not squeeze it.
 
-    Losses have a floor and no ceiling. A value is off the scale when its excess over the best one is more than `reach`
-    times the median excess of `core` and more than 2% of the best. `others` (interval ends, say) widen the limits by up
-    to `widen` times the span of `core` each way.
+    Losses have a floor but no ceiling. A value is off the scale if its excess over the best one is more than `reach`
+    times the median excess of `core` and more than 2% of the best. `others` (for example interval ends) widen the
+    limits by up to `widen` times the span of `core` on each side.
     """
     if not core:
         return robust_limits(others, reach=reach, pad=pad, widen=widen) if others else (0.0, 1.0)
@@ -209,9 +211,9 @@ def robust_limits(
 
 
 def difference_limits(intervals: Sequence[Sequence[float]], *, reach: float = 3.0, pad: float = 0.06) -> Limits:
-    """Limits around zero for differences, each given by its mean and, where there is one, the ends of its interval.
+    """Axis limits around zero for differences, each given by its mean and, if there is one, the ends of its interval.
 
-    All are shown whole, except those that reach further from zero than `reach` times the median reach.
+    All are shown in full, except those that extend further from zero than `reach` times the median extent.
     """
     far = [max(map(abs, interval)) for interval in intervals]
     bound = reach * median(far) or 1e-6

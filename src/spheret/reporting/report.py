@@ -1,6 +1,6 @@
-"""From the folder of a comparison to results.csv and report.html beside its results.json.
+"""Writes results.csv and report.html into the folder of a comparison, beside its results.json.
 
-report.html stands alone: no script, nothing loaded from elsewhere, every value escaped.
+report.html stands alone: it has no script, loads nothing from elsewhere, and escapes every value.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguish
 def write_report(folder: Path, *, partial: bool = False, figures: Path | None = None) -> Path:
     """Write results.csv and report.html into the folder of a comparison; returns the path of report.html.
 
-    partial: build it although run folders are missing. The report names them.
+    partial: build the report even if run folders are missing. The report names them.
     figures: also save every figure in this folder, as .svg and .png.
 
-    Raises FileNotFoundError without results.json or with a run folder missing, ValueError for results of another
-    format, ImportError that names the extra where matplotlib or jinja2 is not installed.
+    Raises FileNotFoundError if results.json or a run folder is missing, ValueError for results of another format, and
+    ImportError, naming the extra, if matplotlib or jinja2 is not installed.
     """
     comparison = load_comparison(Path(folder), partial=partial)
     plots = all_plots(comparison)
@@ -45,12 +45,12 @@ def write_report(folder: Path, *, partial: bool = False, figures: Path | None = 
 
 
 def all_plots(comparison: ComparisonFolder) -> list[Plot]:
-    """Every figure that the comparison has the data for: first what decides, then what explains."""
+    """Every figure that the comparison has data for: first the figures that decide, then those that explain."""
     return [*result_plots(comparison.results), *run_plots(comparison)]
 
 
 def save_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
-    """Save figures as <key>.svg and <key>.png, making the folder; returns the paths."""
+    """Save figures as <key>.svg and <key>.png, and make the folder if needed; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for plot in plots:
@@ -62,12 +62,14 @@ def save_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
 
 
 def render_html(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequence[str] = ()) -> str:
-    """The report of results.json with its figures; `missing` names run folders that could not be read.
+    """The HTML of the report, from results.json and its figures; `missing` names run folders that could not be read.
 
-    Raises ImportError that names the extra where jinja2 is not installed.
+    Raises ImportError, naming the extra, if jinja2 is not installed.
     """
     jinja2 = _jinja2()
     source = resources.files("spheret.reporting").joinpath("templates", TEMPLATE_NAME).read_text(encoding="utf-8")
+    # Scheme names and error messages may hold any character, hence autoescape. StrictUndefined makes a name that the
+    # template misspells an error and not an empty string.
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -158,7 +160,7 @@ def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> d
 
 
 def _relative_link(name: Any) -> str | None:
-    """A link below the report's own folder, even if the name has a colon or a leading slash."""
+    """A link into the report's own folder, even if the name has a colon or a leading slash."""
     return "./" + quote(str(name).lstrip("/"), safe="/") + "/" if name else None
 
 
@@ -175,7 +177,7 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _words(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or value is None:  # first, because a bool is an int too
         return {True: "yes", False: "no", None: table.MISSING}[value]
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
@@ -187,20 +189,20 @@ def _words(value: Any) -> str:
 
 
 def _typeset(text: str) -> str:
-    """`text` with proper minus signs before numbers, and without line breaks in 'p = 0.01'."""
+    """`text` with minus signs instead of hyphens before numbers, and without line breaks in 'p = 0.01'."""
     signed = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
     return signed.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 
 def _breakable(name: str) -> Any:
-    """A scheme's name, escaped, that may wrap after its colon and commas."""
+    """A scheme's name, escaped, with line breaks allowed after its colon and commas."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[:,])", name))
 
 
 def _date(created: Any) -> str | None:
-    """'2026-08-14 09:26 UTC'; a text that is not an ISO time is returned as it is."""
+    """A date such as '2026-08-14 09:26 UTC'. A text that is not an ISO time is returned unchanged."""
     try:
         return datetime.fromisoformat(str(created)).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
@@ -208,11 +210,11 @@ def _date(created: Any) -> str | None:
 
 
 def _with_code(text: str) -> Any:
-    """`text`, escaped, with code between backticks set as code and with proper minus signs elsewhere."""
+    """`text`, escaped: what is between backticks becomes code, and the rest gets proper minus signs."""
     from markupsafe import Markup, escape
 
     parts = text.split("`")
-    if len(parts) % 2 == 0:
+    if len(parts) % 2 == 0:  # an odd number of backticks, so one has no partner
         return escape(_typeset(text))
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(part) if i % 2 else escape(_typeset(part)) for i, part in enumerate(parts))

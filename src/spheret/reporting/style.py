@@ -1,4 +1,4 @@
-"""How every figure looks: one colour and marker per scheme, legend below the axes, SVG that stands alone."""
+"""The look of all figures: one colour and marker per scheme, the legend below the axes, SVG that stands alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BASELINE_COLOR = "#4d4d4d"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7B4EA3")
 MARKERS = "sD^vPXhp"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
-WIDTH = 4.8  # inches: text of 9 points stays readable when the figure is shrunk to a phone
+WIDTH = 4.8  # inches; text of 9 points stays readable when a phone shrinks the figure
 
 _RC = {
     "font.size": 9,
@@ -33,8 +33,8 @@ _RC = {
     "ytick.color": "#444444",
     "lines.linewidth": 1.6,
     "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "spheret",
+    "svg.fonttype": "none",  # text stays text: smaller files, and it can be searched
+    "svg.hashsalt": "spheret",  # otherwise element ids are random, and the same figure has other bytes each time
 }
 
 
@@ -49,7 +49,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished figure: `key` is its file name, `alt` says in words what it shows."""
+    """A finished figure. `key` is its file name without suffix, `alt` describes it in words."""
 
     key: str
     title: str
@@ -64,7 +64,7 @@ class Plot:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
     def png(self, dpi: int = 200) -> bytes:
-        """The figure as PNG, drawn only on request: a report needs none."""
+        """The figure as PNG, drawn only on request, because a report does not need it."""
         return _written(self.figure, format="png", dpi=dpi)
 
 
@@ -82,14 +82,14 @@ def looks(schemes: Sequence[str]) -> dict[str, Look]:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The project's matplotlib settings, while a figure is made and written."""
+    """Apply the project's matplotlib settings while a figure is made and written."""
     matplotlib = _matplotlib()
     with matplotlib.rc_context(_RC):
         yield
 
 
 def new_figure(height: float = 3.5) -> tuple[Any, Any]:
-    """A figure of `height` inches and its axes, without pyplot: nothing global is touched and no display is needed."""
+    """A figure of `height` inches and its axes, made without pyplot: no global state changes, no display is needed."""
     _matplotlib()
     from matplotlib.figure import Figure
 
@@ -98,10 +98,11 @@ def new_figure(height: float = 3.5) -> tuple[Any, Any]:
 
 
 def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:
-    """A legend below the axes, where it covers no data; the figure grows by its height."""
+    """Put a legend below the axes, where it covers no data. The figure grows by the height of the legend."""
     if not labelled:
         return
     longest = max(len(label) for _, label in labelled)
+    # About 60 characters fit the width, and the line sample of each entry takes the room of six.
     columns = max(1, min(4, len(labelled), 60 // (longest + 6)))
     lines = -(-len(labelled) // columns)
     figure.set_figheight(figure.get_figheight() + 0.21 * lines)
@@ -110,12 +111,12 @@ def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:
 
 
 def plain(text: str) -> str:
-    """`text` such that matplotlib shows it literally: a dollar sign would start a formula."""
+    """`text` with its dollar signs escaped, which would start a formula in matplotlib."""
     return text.replace("$", r"\$")
 
 
 def render(figure: Any, *, key: str, title: str, caption: str, alt: str) -> Plot:
-    """A figure as SVG; the same figure always gives the same bytes."""
+    """Write a figure as SVG. The same figure always gives the same bytes, so it carries no date."""
     return Plot(key, title, caption, alt, _written(figure, format="svg", metadata={"Date": None}), figure)
 
 

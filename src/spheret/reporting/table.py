@@ -1,4 +1,4 @@
-"""The table of a comparison, for the terminal, for GitHub and for spreadsheets."""
+"""The table of a comparison, for the terminal, GitHub and spreadsheets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spheret.comparison.statistics import call
 
 MISSING = "-"
 NAME_WIDTH, FOLD_NAMES_ABOVE = 12, 30
-"""The fewest columns for scheme names, and the length above which a name is folded after every comma."""
+"""Least width of the column of scheme names, and the length above which a name is folded after every comma."""
 _CALL_STYLE = {"better": "bold green", "worse": "bold red", "unclear": "yellow", "unknown": "dim"}
 
 
@@ -60,8 +60,8 @@ def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
     """The table for a terminal of `width` columns.
 
     Columns that do not fit are omitted and named below the table: first tokens/s, then bits/byte, perplexity and the
-    best learning rate. Then long scheme names are folded. No name or number is ever cut: below about 60 columns, the
-    table is wider than asked.
+    best learning rate. Then long scheme names are folded. No name or number is ever cut, so below about 60 columns the
+    table is wider than `width`.
     """
     shown = list(rows(results))
     columns = list(_COLUMNS)
@@ -80,7 +80,7 @@ def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
 
 
 def print_table(console: Console, results: Mapping[str, Any]) -> None:
-    """Print the table, as wide as the console allows."""
+    """Print the table at the width of the console."""
     console.print(rich_table(results, console.width), crop=False)
 
 
@@ -95,7 +95,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "tokens/s": lambda row: rate(row.tokens_per_s),
 }
 _DROPPED_IN_TURN = ("tokens/s", "bits/byte", "perplexity", "best lr")
-_HUGE = 10_000
+_HUGE = 10_000  # columns of a console in which nothing wraps, to measure a table
 
 
 def _table(shown: Sequence[Row], columns: Sequence[str]) -> Table:
@@ -117,7 +117,7 @@ def _natural_width(table: Table) -> int:
 
 
 def _least_width(table: Table) -> int:
-    """Width at which only the scheme names are folded."""
+    """The width at which only the scheme names are folded."""
     return _natural_width(table) - _widest(table.columns[0]) + min(NAME_WIDTH, _widest(table.columns[0]))
 
 
@@ -131,7 +131,7 @@ def _measure(table: Table) -> Measurement:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The table as GitHub Markdown, with a line below it that explains the figures."""
+    """The table as GitHub Markdown, followed by a line that explains the figures."""
     header = "| scheme | parameters | best lr | val loss | perplexity | bits/byte | difference [CI] | runs | tokens/s |"
     lines = [header, "| --- |" + " ---: |" * (header.count("|") - 2)]
     for row in rows(results):
@@ -161,7 +161,7 @@ def csv_text(results: Mapping[str, Any]) -> str:
 
 
 def footnote(results: Mapping[str, Any]) -> str:
-    """What the figures of the table are."""
+    """The meaning of the table's figures, in one or two sentences."""
     if not results["schemes"]:
         return "No schemes."
     text = (
@@ -174,27 +174,27 @@ def footnote(results: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None, spec: str) -> str:
-    """`value` in a format, or a dash where it is unknown."""
+    """`value` in the format `spec`, or a dash if it is unknown."""
     return MISSING if value is None else format(value, spec)
 
 
 def lr(row: Row) -> str:
-    """The learning rate, with an asterisk where it lies at the edge of the grid."""
+    """The learning rate, with an asterisk if it lies at the edge of the grid."""
     return number(row.lr, "g") + ("*" if row.lr_at_edge else "")
 
 
 def loss(row: Row, separator: str = " ") -> str:
-    """Mean validation loss, with the half-width of its interval where there is one."""
+    """Mean validation loss, with the half-width of its interval if there is one."""
     return number(row.val_loss, ".4f") + ("" if row.half_width is None else f"{separator}± {row.half_width:.4f}")
 
 
 def perplexity(value: float | None) -> str:
-    """Two decimals below 1000, none above: such a model has failed."""
+    """Perplexity with two decimals below 1000. Above, none: such a model has failed."""
     return number(value, ".2f" if value is not None and value < 1000 else ",.0f")
 
 
 def difference(row: Row, separator: str = " ") -> str:
-    """Signed difference with its interval where there is one."""
+    """Signed difference, with its interval if there is one."""
     if row.call == "baseline":
         return "baseline"
     interval = ""
@@ -204,13 +204,13 @@ def difference(row: Row, separator: str = " ") -> str:
 
 
 def outcomes(row: Row, separator: str = ", ") -> str:
-    """'3/3' or '1/3, 2 diverged': runs that finished out of those started, and what became of the others."""
+    """'3/3' or '1/3, 2 diverged': how many of the runs finished, and what became of the others."""
     counts = ((row.diverged, "diverged"), (row.interrupted, "interrupted"), (row.collapsed, "collapsed"))
     return separator.join([f"{row.finished}/{row.runs}", *(f"{n} {word}" for n, word in counts if n)])
 
 
 def rate(value: float | None) -> str:
-    """Tokens per second, three digits."""
+    """Tokens per second, to three digits."""
     if value is None:
         return MISSING
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,4 +1,4 @@
-"""Where documents come from: one module per kind of file."""
+"""Sources of documents: one module per kind of file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON lines (.jsonl, also .gz and .xz): one object a line, one document each."""
+"""JSON lines (.jsonl, also .gz and .xz): one object per line, one document per object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import IO, Any, cast
 def read_jsonl(path: Path, column: str) -> Iterator[str]:
     """The texts in field ``column``, in order; blank lines, nulls and empty texts are skipped.
 
-    Raises ValueError for a bad line (with its number), a missing column (with those present), a broken archive and a
-    file without text.
+    Raises ValueError for a bad line (with its number), a missing column (listing the present ones), a broken archive
+    and a file without text.
     """
     empty = True
     try:
@@ -38,6 +38,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def _text(line: bytes, column: str, where: str) -> str | None:
     try:
+        # utf-8-sig drops the byte-order mark that some editors put at the start of a file.
         row: Any = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: byte {error.start} is not UTF-8; convert the file to UTF-8") from error
@@ -56,6 +57,7 @@ def _text(line: bytes, column: str, where: str) -> str | None:
         raise ValueError(
             f"{where}: column {column!r} holds a {type(text).__name__}, not text: set text_column to another"
         )
+    # JSON can spell half of a surrogate pair ("\ud800"). UTF-8 cannot, and the split hashes UTF-8.
     try:
         (text or "").encode("utf-8")
     except UnicodeEncodeError as error:

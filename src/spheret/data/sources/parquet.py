@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 256  # bounds the memory: a row may be a whole book
 
 
 def read_parquet(path: Path, column: str) -> Iterator[str]:
     """The texts in ``column``, in order; nulls and empty texts are skipped.
 
-    Raises ValueError for a missing column (with those present), a column that is not text, a broken file and a file
-    without text; ImportError without pyarrow.
+    Raises ValueError for a missing column (listing the present ones), a column that is not text, a broken file and a
+    file without text; ImportError without pyarrow.
     """
     try:
         import pyarrow as pa
@@ -44,6 +44,6 @@ def read_parquet(path: Path, column: str) -> Iterator[str]:
 
 def _is_text(pa: object, kind: object) -> bool:
     types = pa.types  # type: ignore[attr-defined]
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind):  # repeated values stored once: the type of the values decides
         kind = kind.value_type  # type: ignore[attr-defined]
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

@@ -22,6 +22,7 @@ KINDS = {
     ".jsonl.xz": "jsonl",
     ".parquet": "parquet",
 }
+# Well-known corpora that are not downloaded here. The error message for these names says what to do instead.
 HUB_NAMES = ("fineweb-edu", "fineweb", "openwebtext")
 
 
@@ -57,7 +58,7 @@ class Source:
 
 
 def resolve(entries: Iterable[str]) -> tuple[Source, ...]:
-    """The sources behind ``DataConfig.data``.
+    """The sources that ``DataConfig.data`` names.
 
     Raises FileNotFoundError for a missing path or a folder without readable files, ValueError for an unknown suffix or
     an empty file.
@@ -75,7 +76,7 @@ def read_documents(path: Path, column: str) -> Iterator[str]:
     if kind == "text":
         return read_text(path)
     raise ValueError(
-        f"{path}: unknown kind of file {path.suffix!r}; readable are {', '.join(KINDS)}: convert or rename it"
+        f"{path}: unknown kind of file {path.suffix!r}; known are {', '.join(KINDS)}: convert or rename it"
     )
 
 
@@ -89,19 +90,20 @@ def _resolve(entry: str) -> Source:
         hint = "download its .parquet files and give their folder" if entry in HUB_NAMES else "check the path"
         raise FileNotFoundError(f"no corpus {entry!r}: it is neither 'stdlib' nor a file or folder; {hint}")
     if _kind(path) is None:
-        read_documents(path, "")
+        read_documents(path, "")  # raises the error for an unknown suffix
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty: give a file with text in it, or omit it")
     return Source(path.name, (path,))
 
 
 def _folder_files(folder: Path) -> tuple[Path, ...]:
+    # By parts, because the order of whole paths depends on the system's separator.
     found = [p for p in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).parts) if _readable(p, folder)]
     if any(_kind(path) != "text" for path in found):
         # Beside data files, a README or a loading script describes the corpus and is not part of it.
         found = [path for path in found if path.suffix.lower() not in (".md", ".py")]
     if not found:
-        raise FileNotFoundError(f"folder {folder} holds no file with text; readable are {', '.join(KINDS)}")
+        raise FileNotFoundError(f"folder {folder} holds no file with text; known kinds are {', '.join(KINDS)}")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The Python standard library's own source: a real corpus of about 11 MB that is on every machine."""
+"""The source of Python's standard library: a real corpus of about 11 MB that every machine has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stdlib_files(root: Path | None = None) -> tuple[Path, ...]:
 
 
 def stdlib_revision() -> str:
-    """Which library it is, for the manifest."""
+    """Implementation and version of this Python, for the manifest."""
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
@@ -44,6 +44,7 @@ def _wanted(path: Path, root: Path, seen: set[bytes]) -> bool:
         raw.decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return False
+    # A copy would count its text twice.
     digest = hashlib.sha256(raw).digest()
     if not raw.strip() or digest in seen:
         return False

@@ -6,7 +6,8 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
-# Files larger than the first size are cut into documents of the second: memory stays bounded, and some can be held out.
+# Files larger than the first size are cut into documents of the second. This bounds the memory, and lets the split hold
+# out a part of a corpus that is one file.
 WHOLE_BYTES, PART_BYTES = 2**24, 2**20
 
 
@@ -16,6 +17,7 @@ def read_text(path: Path, whole_bytes: int = WHOLE_BYTES, part_bytes: int = PART
     A file of more than ``whole_bytes`` is cut at line ends into documents of at most ``part_bytes`` (at least 8).
     Raises ValueError for a file without text and for bytes that are not UTF-8 (with the position of the first).
     """
+    # One byte more than a whole file has, so that the first read gets all of it and cuts nothing.
     limit = whole_bytes + 1 if path.stat().st_size <= whole_bytes else part_bytes
     empty, rest, offset = True, b"", 0
     with path.open("rb") as file:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[Any]
 Label = TypeVar("Label")
 
+# Pieces bound the memory of one call. A batch of several gives every thread of the library some work.
 PIECE_CHARACTERS = 2**18
 BATCH_CHARACTERS = 2**20
 # One white-space character between two others: GPT-2's pattern always starts a new word there, so a cut changes no
@@ -39,7 +40,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """One 1-d integer array a text."""
+        """One 1-d integer array per text."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -67,7 +68,10 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[tuple[Label, str]
 
 
 def split_text(text: str, limit: int = PIECE_CHARACTERS) -> list[str]:
-    """``text`` in pieces of about ``limit`` characters, longer without white space. The ids stay the same."""
+    """``text`` in pieces of about ``limit`` characters, longer where there is no white space.
+
+    The ids of the pieces, joined, are those of the whole text.
+    """
     pieces, start = [], 0
     while len(text) - start > limit and (match := _SAFE_CUT.search(text, start + limit)):
         pieces.append(text[start : match.end()])

@@ -14,12 +14,15 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from spheret.data.tokenization.base import Ids, split_text
 
-# Merges hardly change beyond this; training on the whole of a large corpus would take hours.
+# More text hardly changes the merges, and training on all of a large corpus would take hours.
 TRAINING_CHARACTERS = 2**28
 
 
 class ByteLevelBPE:
-    """A byte-level BPE whose separator is ``eot_id``: not a special token of the library, so no text can spell it."""
+    """A byte-level BPE.
+
+    Its separator ``eot_id`` is not a special token of the library, which would recognise it in ordinary text.
+    """
 
     def __init__(self, engine: tokenizers.Tokenizer, name: str, eot_id: int) -> None:
         self._engine, self._name, self._eot_id = engine, name, eot_id
@@ -57,7 +60,7 @@ class ByteLevelBPE:
     def token_bytes(self) -> npt.NDArray[np.int32]:
         sizes = np.zeros(self._vocab_size, np.int32)
         for token, i in self._vocab.items():
-            sizes[i] = len(token)  # the byte-level alphabet has one character a byte
+            sizes[i] = len(token)  # the byte-level alphabet has one character per byte
         return sizes
 
     def save(self, path: Path) -> None:
@@ -94,6 +97,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> ByteLevelBPE:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
         min_frequency=2,
+        # All 256 bytes, so that every text can be encoded; sorted, because the library lists them in no fixed order.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -1,4 +1,4 @@
-"""Tokenizers by name: what the names in configurations mean, building one, and storing one beside the tokens."""
+"""Tokenizers by name: parse the name, build the tokenizer, and store it beside the tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KNOWN = "'bytes', 'bpe', 'bpe:<vocabulary>', 'gpt2' and 'gpt2:<folder>'"
 
 
 class TokenizerSpec(NamedTuple):
-    """A tokenizer name taken apart.
+    """A parsed tokenizer name.
 
     kind: ``bytes``, ``bpe`` or ``gpt2``; vocab_size: for bpe; folder: for gpt2.
     """
@@ -48,7 +48,7 @@ def parse_tokenizer(name: str) -> TokenizerSpec:
 
 
 def build_tokenizer(name: str, train_texts: Callable[[], Iterable[str]]) -> Tokenizer:
-    """The tokenizer named ``name``; ``train_texts`` gives what ``bpe`` learns from. Errors as in ``load_gpt2``."""
+    """The tokenizer named ``name``; ``bpe`` is trained on ``train_texts()``. Errors as in ``load_gpt2``."""
     parsed = parse_tokenizer(name)
     if parsed.kind == "gpt2":
         return load_gpt2(parsed.folder)
@@ -56,7 +56,7 @@ def build_tokenizer(name: str, train_texts: Callable[[], Iterable[str]]) -> Toke
 
 
 def identity(name: str) -> str:
-    """What decides the token ids, apart from the corpus. It needs no training or loading, and names no folder."""
+    """A text that, together with the corpus, determines the token ids. Nothing is trained or loaded to find it."""
     parsed = parse_tokenizer(name)
     # Another release of the library may train other merges on the same text.
     return f"{parsed.name} tokenizers-{tokenizers.__version__}" if parsed.kind == "bpe" else parsed.name

@@ -1,6 +1,6 @@
 """UTF-8 bytes as tokens: ids 0 to 255 are the bytes, 256 is the document separator.
 
-The separator has an id of its own and is not the NUL byte: every text comes back unchanged, also one with NULs.
+The separator is not the NUL byte but has an id of its own, so every text decodes unchanged, even one with NULs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spheret.data.tokenization.base import Ids
 
 
 class ByteTokenizer:
-    """Needs no file and no training; vocabulary 257."""
+    """UTF-8 bytes, a vocabulary of 257. It needs no file and no training."""
 
     name = "bytes"
     vocab_size = 257

@@ -10,7 +10,7 @@ from pathlib import Path
 from spheret.data.tokenization.bpe import ByteLevelBPE, byte_level_engine
 
 EOT = "<|endoftext|>"
-# Vocabulary, separator, and the ids of "Hello world".
+# Vocabulary, separator, and the ids of "Hello world", which also depend on the order of the merges.
 GPT2_FACTS = (50257, 50256, [15496, 995])
 FOLDER_VARIABLE = "SPHERET_GPT2_DIR"
 # (merges, vocabulary): OpenAI's names, then Hugging Face's for the same files.
@@ -52,7 +52,7 @@ def _from_folder(folder: Path) -> tuple[bytes, bytes, str]:
 
 
 def _from_tiktoken() -> tuple[bytes, bytes, str]:
-    # The second is where tiktoken keeps files by default.
+    # The folder in which tiktoken keeps its files: the variable's, else tiktoken's default.
     cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "data-gym-cache")
     advice = f"put {_names()} into a folder and name it as tokenizer 'gpt2:<folder>' or in ${FOLDER_VARIABLE}"
     try:
