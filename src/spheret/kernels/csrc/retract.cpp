@@ -3,13 +3,13 @@
 //   w = s (f - c h),  c = <h,f>/|h|^2,  beta = |w|/|h|,  theta = p arctan(beta/p)
 //   h' = cos(theta) h + sin(theta)/beta w                      (arXiv 2608.02668; geometry/retraction.py)
 //
-// Each tensor moves once in each direction. A small group of rows is measured, its angles are computed together, and
-// it is written while it is still in the cache. A row belongs to one thread and sums over rows are taken in blocks of
-// fixed size, so the bits do not depend on the number of threads.
+// Forward and backward read or write each tensor once. A small group of rows is measured, its angles are computed
+// together, and it is written while it is still in the cache. A row belongs to one thread, and sums over rows are taken
+// in blocks of fixed size, so the bits do not depend on the number of threads.
 //
 // Statistics are float32 where no square can overflow or vanish ("plain" rows), float64 elsewhere ("wide" rows).
-// Of a row only c is kept for the backward pass, rounded to float32; the rest comes out of the pass over h, f and the
-// gradient that the backward pass makes anyway.
+// Only c is kept per row for the backward pass, rounded to float32; the backward pass recomputes the rest from h and f,
+// which it reads anyway.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -52,7 +52,7 @@ double number(const Tensor& t, const char* name) {
   return t.scalar_type() == at::kFloat ? *t.const_data_ptr<float>() : t.item().toDouble();
 }
 
-// A tensor like a scalar argument, holding this number.
+// A tensor with the shape and dtype of a scalar argument, holding this number.
 Tensor number_like(const Tensor& like, double value) {
   const Tensor t = at::empty_like(like);
   if (t.scalar_type() != at::kFloat) return t.fill_(value);
@@ -90,7 +90,7 @@ inline void stream(float* to, const Vec& v) {
 #endif
 }
 
-// The gradient of h': that of the stream, plus that of the branch where the branch sends one.
+// The gradient of h': the gradient of the stream, plus the gradient of the branch if there is one.
 template <bool kBranch>
 struct Gradient {
   const float *g, *g_branch;
@@ -142,7 +142,7 @@ Row measure_steep(const float* h, const float* f, int64_t d, float hh, float c, 
   return {hh, again * hz > 1e-6f * zz ? total(squares) : zz, c, again};
 }
 
-// The row of h' is about to be written: its lines are asked for on the way.
+// The row of h' is about to be written: its cache lines are prefetched meanwhile.
 Row measure(const float* h, const float* f, int64_t d, const float* out) {
   Vec squares(0.f), products(0.f);
   for_vectors(d, [&](int64_t j, int64_t count) {
@@ -208,7 +208,7 @@ struct Forward {
   int64_t n, d;
   Scalars s;
 
-  // out = a h + b z, and the lines of the row that is measured next are asked for.
+  // out = a h + b z; the cache lines of the row that is measured next are prefetched.
   void write(int64_t i, const Row& row, double a, double b, int64_t ahead) const {
     const float *x = h + i * d, *y = f + i * d;
     float* to = out + i * d;
@@ -437,7 +437,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> retract_backward(
           radius ? number_like(*radius, total[2]) : at::empty({0}, alpha.options()), dtheta};
 }
 
-// beta of every row (n,), float64, for an angle that is computed elsewhere.
+// beta of every row (n,), float64, as input of a custom angle function.
 Tensor update_size(const Tensor& h, const Tensor& f, const Tensor& alpha) {
   check(h, f);
   const Tensor x = plain(h), y = plain(f);
