@@ -1,4 +1,7 @@
-"""spheret: sphere-retraction residual connections for transformers."""
+"""spheret: sphere-retraction residual connections for transformers.
+
+``import spheret`` loads PyTorch, but not Triton, transformers or matplotlib.
+"""
 
 from spheret.connections import (
     CaySpheretNorm,

@@ -55,7 +55,7 @@ def test_the_learning_rate_follows_the_width(n_embd: int, lr: float) -> None:
 def test_defaults_named_in_the_help_are_the_defaults() -> None:
     text = Path(flags.__code__.co_filename).read_text(encoding="utf-8")
     assert f"else a ratio of {TrainConfig.warmup_ratio:g}." in text
-    assert f"what the scheme wants, else {TrainConfig.weight_decay:g}." in text
+    assert f"what the scheme sets, else {TrainConfig.weight_decay:g}." in text
 
 
 def test_a_scheme_s_own_decay_and_warmup_are_defaults() -> None:

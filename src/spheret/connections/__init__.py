@@ -1,4 +1,4 @@
-"""Residual schemes: one small file each, behind one protocol."""
+"""Residual schemes: one small file each, all with the protocol of ``base.py``."""
 
 from spheret.connections.base import Connection, Scheme, Stream
 from spheret.connections.geonorm import GeoNorm

@@ -6,17 +6,18 @@ r"""anGPT: ``h' = nu(alpha) (h + alpha (F(h) - h))``, constants in place of norm
     nu_acf = 1/sqrt(E[silu(N(0, 1/4))^2]) = 3.72    logits = s_z (W_head h)
 
 From the authors' abstract: scalar multiplications in place of norms, norms of the parameters constrained and not
-fixed, no weight decay, no warm-up. Second hand (notes on the paper): every formula above but the sqrt(d) of the gate,
+fixed, no weight decay, no warm-up. Second hand (notes on the paper): all formulas above except the sqrt(d) of the gate,
 rows with |w| <= 1, initial weights normalised, SwiGLU, RoPE and QK normalisation, alpha and s_z in stored-scale form,
-alpha's start of .01. Derived: sqrt(d) in the gate, the only scale that gives the reported nu_acf (3.74 there); rows are
-output neurons, which nu_d = 2 requires. nu(alpha) assumes <F, h> = 0.
-Guesses, each an option: alpha is a vector of width d (``alpha_shape``); it has one nu, from the mean of
-alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation); its sign is free (``positive``); the stored
-scales are 1/sqrt(d) and s_z starts at 1, both as in nGPT; QK normalisation is an RMSNorm with gains as in GPT+
-(``qk_norm``); the head is untied. Guesses that are no options: rows are bounded after every optimizer step, and the
+a start of .01 for alpha. Derived: sqrt(d) in the gate, the only scale that gives the reported nu_acf (3.74 there); rows
+are output neurons, which nu_d = 2 requires. nu(alpha) assumes <F, h> = 0.
+Guesses, each an option: alpha is a vector of width d (``alpha_shape``); one nu per connection, from the mean of
+alpha^2 + (1 - alpha)^2 (``nu``; ``none`` is the paper's unstable ablation); alpha may be negative (``positive``); the
+stored scales are 1/sqrt(d) and s_z starts at 1, both as in nGPT; QK normalisation is an RMSNorm with gains as in GPT+
+(``qk_norm``); the head is untied. Guesses without an option: rows are bounded after every optimizer step, and the
 attention's average over tokens has no factor, which the notes call an open problem.
-Nothing bounds a state whose update is aligned with it, and the MLP's response grows as |h|^2: above a learning rate of
-about 5/(d layers) states diverge in the first steps of a run. A warm-up cures it (own measurement, docs/log.md).
+Nothing bounds a hidden state whose update is aligned with it, and the MLP's response grows as |h|^2: with a learning
+rate above about 5/(d layers), hidden states diverge in the first steps of a run. Warm-up prevents this (our own
+measurement, docs/log.md).
 
 Parameters: one vector alpha of width d per connection, one vector over the vocabulary, gains of queries and keys.
 """
@@ -45,13 +46,15 @@ HIDDEN = 4  # hidden units of the MLP, in units of d
 def gated_silu_factor(variance: float) -> float:
     """``1/sqrt(E[silu(z)^2])`` for z ~ N(0, variance), by Gauss-Hermite quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(96)
+    # hermegauss integrates against exp(-x^2/2): dividing by sqrt(2 pi) makes that the standard normal density. 96 nodes
+    # give more digits than float32 holds.
     z = math.sqrt(variance) * nodes
     mean = (weights * (z / (1 + np.exp(-z))) ** 2).sum() / math.sqrt(2 * math.pi)
     return float(mean**-0.5)
 
 
 def norm_factors(dim: int, head_dim: int) -> Factors:
-    """The constants that keep every map of unit-norm rows at output norm 1 for an input of norm 1."""
+    """The constants that give every linear map with unit-norm rows an output of norm about 1 for an input of norm 1."""
     halves = math.sqrt(1 / HIDDEN)
     return Factors(
         qkv=math.sqrt(dim / head_dim),
@@ -63,15 +66,17 @@ def norm_factors(dim: int, head_dim: int) -> Factors:
 
 
 class ApproximateStep(Connection):
-    """``nu (h + alpha (f - h))``, where ``nu`` is taken over the ``mean`` of alpha's entries, ``entry`` by entry, or 1
-    (``none``)."""
+    """``h' = nu (h + alpha (f - h))``.
+
+    ``nu`` is computed from the ``mean`` over alpha's entries, ``entry`` by entry, or is 1 (``none``).
+    """
 
     def __init__(self, dim: int, alpha: Scaling, nu: str = "mean", *, positive: bool = False) -> None:
         super().__init__()
         self.alpha, self.nu = ScaledVector(dim, alpha, positive=positive), nu
 
     def norm_factor(self, alpha: Tensor) -> Tensor | float:
-        """nu(alpha) (1,), or (d,) entry by entry."""
+        """nu(alpha), of shape (1,), or (d,) entry by entry."""
         if self.nu == "none":
             return 1.0
         square = alpha.square() + (1 - alpha).square()
@@ -84,7 +89,7 @@ class ApproximateStep(Connection):
 
 
 class BoundedRows(Stream):
-    """Rows of all weight matrices start with norm 1; every step bounds their norms by 1."""
+    """The rows of all weight matrices start at norm 1; after every optimizer step their norms are bounded by 1."""
 
     def after_init(self, model: nn.Module) -> None:
         for weight, _ in matrices(model):
@@ -100,13 +105,13 @@ class ANGPTScheme(Scheme):
     """Options of ``angpt``.
 
     Attributes:
-        alpha: where alpha starts.
-        alpha_scale: what is stored of alpha at the start; by default 1/sqrt(d).
+        alpha: initial value of alpha.
+        alpha_scale: the number stored for alpha at the start; by default 1/sqrt(d).
         alpha_shape: one alpha for every entry (vector) or for the connection (scalar).
         nu: the factor nu(alpha) from the mean over entries, entry by entry, or none.
         positive: use the absolute value of alpha, as in nGPT.
-        logits: where s_z starts.
-        logits_scale: what is stored of s_z at the start; by default 1/sqrt(d).
+        logits: initial value of s_z.
+        logits_scale: the number stored for s_z at the start; by default 1/sqrt(d).
         qk_norm: rms, l2 with a learned scale as in nGPT, or none.
         head: untied, or tied to the token embedding.
     """
@@ -157,5 +162,6 @@ class ANGPTScheme(Scheme):
         )
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        # The first updates are aligned and add up over the layers, and nothing brings a state back.
+        # The first updates are aligned, so they add up over the layers, and no norm brings the hidden state back. The
+        # learning rate that stays stable therefore falls with depth.
         return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(4.0, 12 / n_layer))

@@ -1,9 +1,9 @@
-"""The connection protocol: what a block, a trainer, sharding, export and generation see of a residual scheme.
+"""The connection protocol: the interface of a residual scheme to models, trainers, sharding, export and generation.
 
-A *connection* forms one residual: a hidden state and a sublayer output meet nowhere else. A *stream* stands at the two
-ends of the network, once per model: ``enter`` takes the embedding to the residual stream, ``exit`` takes the stream to
-the head. A *scheme* is the frozen description of both, built from a name such as ``spheret:p=0.5``. Models and trainers
-talk to these three and never name a scheme.
+A *connection* forms one residual. It is the only place where a hidden state and a sublayer output are combined. A
+*stream* handles the two ends of the network, once per model: ``enter`` maps the embedding to the residual stream,
+``exit`` maps the stream to the input of the head. A *scheme* is the frozen description of both, built from a name such
+as ``spheret:p=0.5``. Models and trainers use these three classes and never name a scheme.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ R = TypeVar("R")
 
 
 def counts_from_zero(build: Callable[P, R]) -> Callable[P, R]:
-    """Make ``build`` refuse the old ``layer=`` with a TypeError that names its successor.
+    """Make ``build`` reject the old argument ``layer=`` with a TypeError that names ``layer_idx``.
 
-    The old argument counted from 1: an "unexpected keyword" alone would invite the same number under the new name.
+    The old argument counted from 1. With Python's own "unexpected keyword" error, a caller would likely pass the same
+    number under the new name and be off by one.
     """
 
     @functools.wraps(build)
@@ -60,30 +61,33 @@ class Connection(nn.Module, ABC):
         Args:
             h: hidden state, (..., d).
             f: sublayer output, (..., d).
-            split: return ``(stream, branch)`` instead: h' for the residual stream, and the same numbers for the
+            split: return ``(stream, branch)`` instead: h' for the residual stream, and the same values for the
                 ``branch_input`` of the next sublayer, in the dtype in which sublayers compute.
         """
-        # A fused connection overrides this and makes two tensors of h': their gradients then arrive apart, and its
-        # backward pass adds them on its way over the rows.
+        # A fused connection overrides this and returns two tensors. Their gradients then arrive separately, and the
+        # backward kernel adds them in its pass over the rows. With one tensor, autograd adds them in an extra pass.
         stream = self.combine(h, f)
         return (stream, stream) if split else stream
 
     @abstractmethod
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        """The next hidden state. A scheme defines it; callers call the module, so that hooks fire."""
+        """The next hidden state. Schemes implement this method; callers call the module, so that hooks run."""
 
     def reset_parameters(self) -> None:
-        """Set every parameter and buffer, those of submodules included, to its initial value."""
+        """Set every parameter and buffer of this module and its submodules to its initial value."""
         _reset_children(self)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
-        """Roles of the parameters that this module holds directly. They are never decayed."""
+        """Roles of the parameters that this module owns directly. They are never decayed."""
         return {name: ParameterRole(decay=False) for name, _ in self.named_parameters(recurse=False)}
 
     @torch.no_grad()
     def stats(self, h: Tensor, f: Tensor, out: Tensor) -> dict[str, Tensor]:
-        """Row statistics for diagnostics, each (...): norms in units of sqrt(d), the angle between ``h`` and ``h'``
-        in degrees, the relative size of the update and its cosine with ``h``."""
+        """Row statistics for diagnostics, each (...).
+
+        ``hidden_norm`` is in units of sqrt(d), ``angle_deg`` is the angle between ``h`` and ``h'`` in degrees,
+        ``update_ratio`` is |f| / |h| and ``update_cosine`` the cosine of ``f`` with ``h``.
+        """
         h, f, out = h.float(), f.float(), out.float()
         nh, nf, no = (norm(t).squeeze(-1) for t in (h, f, out))
         root = math.sqrt(h.shape[-1])
@@ -99,9 +103,9 @@ class Connection(nn.Module, ABC):
     def skip_gain(self, h: Tensor, f: Tensor, out: Tensor) -> Tensor:
         """The coefficient A in ``h' = A h + B f``, row by row: how much of a token's own signal passes the connection.
 
-        It is found by least squares from the three vectors, so it holds for every scheme. 0 or less means that the
-        token's own signal is lost here.
+        A is 0 or less where a token's own signal is lost.
         """
+        # Least squares over the three vectors, by Cramer's rule: it needs no knowledge of the scheme.
         hh, ff, hf = (h * h).sum(-1), (f * f).sum(-1), (h * f).sum(-1)
         ho, fo = (h * out).sum(-1), (f * out).sum(-1)
         determinant = (hh * ff - hf * hf).clamp_min(1e-30)
@@ -109,33 +113,34 @@ class Connection(nn.Module, ABC):
 
 
 class Stream(nn.Module):
-    """Both ends of the residual stream. This base class passes everything through."""
+    """The two ends of the residual stream. This base class returns its input unchanged."""
 
     def enter(self, h: Tensor) -> Tensor:
-        """From the embedding (..., d) to the residual stream."""
+        """Map the embedding (..., d) to the residual stream (..., d)."""
         return h
 
     def exit(self, h: Tensor) -> Tensor:
-        """From the residual stream (..., d) to the input of the head."""
+        """Map the residual stream (..., d) to the input of the head (..., d)."""
         return h
 
     def reset_parameters(self) -> None:
-        """Set every parameter and buffer, those of submodules included, to its initial value."""
+        """Set every parameter and buffer of this module and its submodules to its initial value."""
         _reset_children(self)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
-        """Roles of the parameters that this module holds directly. They are never decayed."""
+        """Roles of the parameters that this module owns directly. They are never decayed."""
         return {name: ParameterRole(decay=False) for name, _ in self.named_parameters(recurse=False)}
 
     def after_step(self, model: nn.Module) -> None:
-        """Apply the scheme's constraint to the weights of ``model``, after every optimizer step."""
+        """Apply the scheme's constraint to the weights of ``model``; called after every optimizer step."""
 
     def after_init(self, model: nn.Module) -> None:
-        """Apply the scheme's constraint to the initial weights of ``model``. By default it is that of every step."""
+        """Apply the scheme's constraint to the initial weights of ``model``; by default the same as ``after_step``."""
         self.after_step(model)
 
 
 def _reset_children(module: nn.Module) -> None:
+    # A module with its own reset_parameters resets its children too; containers have none, so recurse into them.
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if callable(reset):
@@ -146,22 +151,23 @@ def _reset_children(module: nn.Module) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(ABC):
-    """A residual scheme with its options; what the registry returns for a name."""
+    """A residual scheme with its options. ``parse_scheme`` builds it from a name."""
 
     name: ClassVar[str]
-    # What `spheret schemes` prints beside the summary.
+    # `spheret schemes` prints equation, placement, cost and source next to the summary.
     equation: ClassVar[str]
     placement: ClassVar[str]  # what is normalised, and where
-    # Numbers read and written for every entry of h, counted by hand over the formula: see `spheret schemes`. The parts
-    # in parentheses add up. Each part is an operation that reads its inputs and writes its result.
+    # Numbers read and written per entry of h (`spheret schemes` explains the unit), counted by hand from the formula.
+    # Each part in parentheses is one operation that reads its inputs and writes its result; the parts add up.
     cost: ClassVar[str]
     source: ClassVar[str]
-    keeps_norm: ClassVar[bool] = False  # whether |h'| = |h| is promised for every h of its stream
-    # The options that ``preset=name`` stands for in a scheme's name. An option beside the preset wins.
+    keeps_norm: ClassVar[bool] = False  # whether the scheme promises |h'| = |h| for every h of its stream
+    # The options that ``preset=name`` sets. An option written next to the preset overrides it.
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # options that may be infinite
 
     def __post_init__(self) -> None:
+        # "inf" parses as a float, so without this check `gain=inf` would surface only as NaN losses.
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, float) and not math.isfinite(value) and f.name not in self.may_be_infinite:
@@ -169,7 +175,8 @@ class Scheme(ABC):
 
     @property
     def summary(self) -> str:
-        """One line for a list of schemes: the first sentence of the file that implements the scheme."""
+        """One line for a list of schemes: the first sentence of the docstring of the scheme's file."""
+        # A full stop ends the sentence only before a capital: "et al. 2017" and "arXiv 2601.19895" contain stops too.
         documentation = inspect.getdoc(sys.modules[type(self).__module__]) or self.name
         opening = " ".join(documentation.split("\n\n")[0].split())
         return re.split(r"\.\s+(?=[A-Z])", opening)[0].rstrip(".").replace("``", "")
@@ -178,21 +185,23 @@ class Scheme(ABC):
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        """The connection of sublayer ``sublayer`` (0 or 1) in block ``layer_idx`` (from 0) of ``n_layer``."""
+        """The connection of sublayer ``sublayer`` (0 or 1) in block ``layer_idx`` (from 0) of ``n_layer`` blocks."""
 
     @abstractmethod
     def stream(self, dim: int, n_layer: int) -> Stream:
-        """The two ends of the stream for a model of this width and depth."""
+        """The stream of a model of this width and depth."""
 
     @abstractmethod
     def init_rule(self, dim: int, n_layer: int) -> InitRule:
-        """Initial weight scales for a model of this width and depth."""
+        """The initial weight scales of a model of this width and depth."""
 
     def model_options(self, dim: int, head_dim: int) -> ModelOptions:
-        """What the scheme asks of the rest of a model of this width, with heads of width ``head_dim``. The default is
-        GPT-2's architecture."""
+        """The scheme's requirements on the rest of a model of width ``dim``, with heads of width ``head_dim``.
+
+        The default is GPT-2's architecture.
+        """
         return ModelOptions()
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        """What a run with a model of this depth should use unless its user says otherwise."""
+        """The training settings that a run with a model of this depth uses by default."""
         return TrainingDefaults()

@@ -2,7 +2,7 @@ r"""GeoNorm: the exponential map, ``theta = beta`` (arXiv 2601.22095), the limit
 
     h' = cos(beta) h + sin(beta) |h| w/|w|,   w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|
 
-Step size, decay and ScaleNorm are those of the other SpheretNorms, so that a comparison varies the map alone.
+Step size, decay and ScaleNorm are the same as in the other SpheretNorms, so that a comparison varies only the map.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GeoNorm(SpheretNorm):
 
 @dataclass(frozen=True, kw_only=True)
 class GeoNormScheme(SpheretScheme):
-    """Options of ``geonorm:...``: those of ``spheret`` with p = inf."""
+    """Options of ``geonorm:...``: the options of ``spheret``, with p fixed at inf."""
 
     name: ClassVar[str] = "geonorm"
     equation: ClassVar[str] = """w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = beta

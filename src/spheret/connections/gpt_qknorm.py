@@ -3,11 +3,11 @@ every sublayer, before an untied head, and on queries and keys.
 
     RMS(x) = g x / sqrt(mean(x^2) + eps),   F: attention with RMS(q), RMS(k) head by head, or W_d (u silu(v))
 
-What is known of it: SwiGLU, RoPE, RMSNorm before the sublayers, QK normalisation, AdamW with weight decay and warm-up
-(second hand, notes on arXiv 2505.22014). eps = 1e-6, a hidden width of 4d and an untied head are those of nGPT's
-baseline (from its code, github.com/NVIDIA/ngpt). QK normalisation by an RMSNorm with one gain of width d_h for all
-heads, before the rotation, is Qwen3's (from the code of transformers); which form arXiv 2505.22014 uses is a guess.
-Initial weights are those of Pre-LN here (guess).
+Source of each choice. SwiGLU, RoPE, RMSNorm before the sublayers, QK normalisation, AdamW with weight decay and
+warm-up: second hand (notes on arXiv 2505.22014). eps = 1e-6, a hidden width of 4d, an untied head: nGPT's baseline
+(from its code, github.com/NVIDIA/ngpt). QK normalisation by an RMSNorm with one gain of width d_h for all heads, before
+the rotation: as in Qwen3 (from the code of transformers); which form arXiv 2505.22014 uses is a guess. Initial weights:
+a guess, the same as for Pre-LN.
 
 Parameters: one gain of width d per connection, two of width d_h per attention.
 """
@@ -58,7 +58,7 @@ class GPTQKNormScheme(Scheme):
     source: ClassVar[str] = "baseline GPT+ of arXiv 2505.22014; QK normalisation: arXiv 2010.04245"
     cost: ClassVar[str] = (
         "11 units: 5 forward (sum 3, norm 2), 6 backward (norm 3, sum of the two gradients of h' 3); about 37 where "
-        "PyTorch has no fused RMSNorm and makes several operations of it"
+        "PyTorch has no fused RMSNorm and runs it as several operations"
     )
 
     qk_norm: Literal["rms", "l2"] = "rms"

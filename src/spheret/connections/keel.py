@@ -2,23 +2,22 @@ r"""Keel: Post-LN with a skip path as strong as the model is deep, and a norm be
 
     h' = Norm(a h + F(Norm(h))),   a = 2L
 
-a counts the sublayers of the model (two in each of L blocks) and is not learned. Every connection divides a token's
-own signal by about sqrt(1 + s^2/a^2), s the size of F; over all 2L of them that leaves 1 - s^2/(4L), where Post-LN
-(a = 1) leaves 2^(-L) at s = 1 (derived). In the first block the attention is Pre-LN, ``h + F(Norm(h))``, and the MLP
-has a = 1.
+a is the number of sublayers of the model (two in each of L blocks) and is not learned. Each connection divides a
+token's own signal by about sqrt(1 + s^2/a^2), where s is the size of F. After all 2L connections a factor of
+1 - s^2/(4L) is left; Post-LN (a = 1) leaves 2^(-L) at s = 1 (derived). In the first block, attention is Pre-LN,
+``h + F(Norm(h))``, and the MLP has a = 1.
 
-F is about 1/a of the sum, which at a = 512 is below the resolution of bfloat16. So the sum and the outer norm are
-float32, whatever the dtype of the stream. The stream itself should be float32 too, as it is under autocast.
+F is about 1/a of the sum. At a = 512 that is below the resolution of bfloat16, so the sum and the outer norm are
+float32 at any dtype of the stream. The stream itself should be float32 too, as it is under autocast.
 
-Where each choice comes from. a = 2L and the equation: second hand (a summary and three ports agree; a note has a =
-sqrt(2L), hence the option). The first block: second hand, two ports of three; in the third, the whole block is
-Pre-LN (``first_block=pre-ln``). Final norm, gains that start at 1, fixed a: second hand (the ports). eps: a guess
-(GPT-2's).
+Source of each choice. a = 2L and the equation: second hand (a summary and three ports agree; one note has a = sqrt(2L),
+hence the option). The first block: second hand, two ports of three; in the third port, the whole block is Pre-LN
+(``first_block=pre-ln``). Final norm, gains that start at 1, fixed a: second hand (the ports). eps: a guess (GPT-2's).
 
-Our differences: LayerNorm instead of the ports' RMSNorm, so that a comparison with Pre-LN varies the connection alone.
-Initial weights follow width and depth like Pre-LN's: they train better than last projections that do not shrink with
+Differences from the ports: LayerNorm instead of RMSNorm, so that a comparison with Pre-LN varies the connection alone.
+Initial weights follow width and depth as in Pre-LN: this trains better than last projections that do not shrink with
 depth (2.59 against 2.77 nats at 12 layers, d = 64, learning rate 0.8/d). ``preset=paper`` is the ports' choice:
-RMSNorm, no scaling with depth, and gains that make all weights the ports' N(0, 0.02^2) at their width of 1024, except
+RMSNorm, no scaling with depth, and gains that give all weights the ports' N(0, 0.02^2) at their width of 1024, except
 the last projections of MLPs (0.01).
 """
 
@@ -43,7 +42,7 @@ class Keel(Connection):
 
     Args:
         dim: width d.
-        alpha: factor a on the skip path; None omits the outer norm, which is Pre-LN.
+        alpha: factor a on the skip path; None omits the outer norm, which makes the connection Pre-LN.
         norm: ``layernorm`` or ``rmsnorm``.
         eps: added to the variance in both norms.
     """
@@ -61,6 +60,7 @@ class Keel(Connection):
         if self.outer is None:
             return h + f
         dtype = compute_dtype(h, f)
+        # One operation: alpha * h on its own would write another tensor of the size of h.
         return self.outer(torch.add(f.to(dtype), h.to(dtype), alpha=self.alpha)).to(h.dtype)
 
     def extra_repr(self) -> str:
@@ -74,7 +74,7 @@ class KeelScheme(Scheme):
     Attributes:
         norm: layernorm or rmsnorm, for all norms.
         alpha: the factor a on the skip path; by default the number of sublayers, 2L.
-        first_block: attention omits the outer norm in the first attention alone, pre-ln in the whole first block.
+        first_block: attention omits the outer norm in the first attention only, pre-ln in the whole first block.
         eps: added to the variance in every norm.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
@@ -88,7 +88,7 @@ class KeelScheme(Scheme):
     }
     equation: ClassVar[str] = """h' = Norm(2L h + F(Norm(h)))
 in the first block h' = h + F(Norm(h)), then h' = Norm(h + F(Norm(h)))"""
-    placement: ClassVar[str] = "norm before F, on the sum and before the head"
+    placement: ClassVar[str] = "norm before F, on the sum, and before the head"
     cost: ClassVar[str] = (
         "18 units: 7 forward (sum 3, two norms 4), 11 backward (two norms 6, sum of the two gradients of h' 3, "
         "product with 2L 2)"
@@ -99,7 +99,7 @@ in the first block h' = h + F(Norm(h)), then h' = Norm(h + F(Norm(h)))"""
     alpha: float | None = None
     first_block: Literal["attention", "pre-ln"] = "attention"
     eps: float = EPS
-    gain: float = 0.57
+    gain: float = 0.57  # Pre-LN's
     embedding_gain: float = 1.0
     residual: float | None = None
 

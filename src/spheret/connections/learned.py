@@ -1,7 +1,7 @@
 """Learned scalars and vectors of a scheme: step sizes, exponents, radii, scales.
 
-All are float32, whatever the model is cast to: a bfloat16 number near 1 does not move by steps of 1e-3. A scalar has
-shape (1,), since sharding rejects 0-d parameters.
+All stay float32 when the model is cast to another dtype: a bfloat16 number near 1 cannot move by steps of 1e-3. A
+scalar has shape (1,), because PyTorch's sharding rejects 0-d parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spheret.geometry import LOG_P_RANGE, exponent_from_log
 
 
 def check_start(p: float) -> None:
-    """ValueError: an exponent cannot be learned from this start."""
+    """ValueError: ``p`` is outside the range of a learned exponent."""
     lowest, highest = (math.exp(bound) for bound in LOG_P_RANGE)
     if not lowest <= p <= highest:
         raise ValueError(f"p starts at {p}: a learned exponent stays in [{lowest:.2f}, {highest:.0f}]; start inside")
@@ -30,6 +30,7 @@ class Float32Module(nn.Module):
     """A module whose parameters and buffers stay float32 when the model is cast to a lower precision."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # Every .to(), .half() and .cuda() of a module goes through _apply, so this is the one place to intercept casts.
         def keep(t: Tensor) -> Tensor:
             cast = fn(t)
             lowered = cast.is_floating_point() and torch.finfo(cast.dtype).bits < 32
@@ -62,7 +63,7 @@ class StepSize(Float32Module):
 
     Args:
         start: initial value of alpha.
-        lambda_l: the constant of this layer, a Python float: no way of loading a model can lose it.
+        lambda_l: the constant of this layer. It is a Python float, not a buffer, so loading a model cannot lose it.
         form: ``raw`` learns alpha itself; ``softplus`` learns ``a`` with ``alpha = softplus(a)``, always positive.
     """
 
@@ -79,6 +80,7 @@ class StepSize(Float32Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        # softplus^-1(y) = log(e^y - 1), written so that neither a large nor a small y overflows or cancels.
         inverse_softplus = self.start + math.log(-math.expm1(-self.start)) if self.form == "softplus" else 0.0
         nn.init.constant_(self.weight, self.start if self.form == "raw" else inverse_softplus)
 
@@ -96,7 +98,8 @@ class StepSize(Float32Module):
 class LearnedExponent(Float32Module):
     """A learned exponent ``p = exp(rho)``, where rho is the parameter ``log_p``."""
 
-    # The gradient of the loss with respect to p is cubic in the angle, so small angles need a larger learning rate.
+    # The gradient of the loss with respect to p is cubic in the angle, so at small angles p needs a larger learning
+    # rate than the other parameters.
     LR_SCALE = 10.0
 
     def __init__(self, start: float = 1.0) -> None:
@@ -114,8 +117,9 @@ class LearnedExponent(Float32Module):
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Clamp rho to its range. Outside the range p does not change, so Adam would carry rho further and further
-        away, and the way back would be as long."""
+        """Clamp rho to ``LOG_P_RANGE``, in place."""
+        # Outside the range p is constant, but Adam would keep moving rho outwards, and rho would need as many steps to
+        # come back.
         self.log_p.clamp_(*LOG_P_RANGE)
 
     def forward(self) -> Tensor:
@@ -142,15 +146,15 @@ class Radius(Float32Module):
 
 
 class ScaledVector(Float32Module):
-    """A vector (dim,) in stored form, ``used = stored * start / scale`` (arXiv 2410.01131, section 2.5).
+    """A learned vector (dim,) in stored form, ``used = stored * start / scale`` (arXiv 2410.01131, section 2.5).
 
     Adam moves every stored number by about the learning rate, whatever its size. A vector that is stored as ``scale``
-    but used as ``start`` moves by ``start / scale`` times as much: the ratio sets its learning rate.
+    and used as ``start`` moves by ``start / scale`` times that: the ratio sets its effective learning rate.
 
     Args:
         dim: number of entries.
-        scaling: where every entry starts, and what is stored of it then.
-        positive: use the absolute value of what is learned.
+        scaling: the start of every entry, and the number stored for it at the start.
+        positive: use the absolute value of the learned vector.
 
     Raises:
         ValueError: a start or a scale of 0, which would have no gradient.
@@ -177,5 +181,5 @@ class ScaledVector(Float32Module):
 
 
 def scaling(start: float, scale: float | None, dim: int) -> Scaling:
-    """A vector that starts at ``start`` and is stored as ``scale``; None is nGPT's 1/sqrt(d)."""
+    """The stored form of a vector that starts at ``start`` and is stored as ``scale``; None: nGPT's 1/sqrt(d)."""
     return Scaling(start, 1 / math.sqrt(dim) if scale is None else scale)

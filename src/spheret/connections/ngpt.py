@@ -8,10 +8,10 @@ From the authors' code (github.com/NVIDIA/ngpt): all of the above; s_qk (d,) and
 stored as 1/sqrt(d), s_uv (2 x 4d,) starts at 1 and is stored as 1; rotary positions before the norm; no other norm, an
 untied head; rows of the embedding, the head, W_q, W_k, W_v and W_fc and columns of both W_proj are normalised once
 and after every optimizer step; weight decay 0, warm-up 0.
-Our differences: ``mlp_scale=paper`` multiplies v alone by sqrt(d), as the paper's text and lucidrains' port do. The
-code's rotary positions are not a rotation; ours are. The code divides h by its norm before every step; here |h| = 1
-from the start, since the embedding is normalised on entry (derived). ``weights=bounded``, norms of at most 1, is an
-ablation of arXiv 2505.22014 (second hand).
+Differences from the code: ``mlp_scale=paper`` multiplies only v by sqrt(d), as the paper's text and lucidrains' port
+do. The code's rotary positions are not a rotation; here they are. The code divides h by its norm before every
+connection; here |h| = 1 from the start, since the embedding is normalised on entry (derived). ``weights=bounded``,
+norms of at most 1, is an ablation of arXiv 2505.22014 (second hand).
 
 Parameters: one vector alpha of width d per connection, 1 + 8 vectors of width d per block, one over the vocabulary.
 """
@@ -33,7 +33,7 @@ from spheret.kernels import unit
 
 
 class NormalisedStep(Connection):
-    """A step of rates ``alpha`` (d,) from ``h`` towards the direction of the update, back onto the unit sphere."""
+    """A step from ``h`` towards the normalised update, with rates ``alpha`` (d,), projected onto the unit sphere."""
 
     def __init__(self, dim: int, alpha: Scaling) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class NormalisedStep(Connection):
 
 
 class UnitSphere(Stream):
-    """States and weights of norm 1. With ``bounded``, training may make the weights shorter."""
+    """Hidden states and weight vectors of norm 1. With ``bounded``, training may shorten the weight vectors."""
 
     def __init__(self, bounded: bool = False) -> None:
         super().__init__()
@@ -68,15 +68,15 @@ class NGPTScheme(Scheme):
     """Options of ``ngpt``.
 
     Attributes:
-        alpha: where the eigen learning rates start.
-        alpha_scale: what is stored of alpha at the start; by default 1/sqrt(d).
-        qk: where s_qk starts.
-        qk_scale: what is stored of s_qk at the start; by default 1/sqrt(d).
-        uv: where s_u and s_v start.
-        uv_scale: what is stored of them at the start.
-        logits: where s_z starts.
-        logits_scale: what is stored of s_z at the start; by default 1/sqrt(d).
-        mlp_scale: code multiplies u and v by sqrt(d) (the authors' code), paper v alone.
+        alpha: initial value of the eigen learning rates alpha.
+        alpha_scale: the number stored for alpha at the start; by default 1/sqrt(d).
+        qk: initial value of s_qk.
+        qk_scale: the number stored for s_qk at the start; by default 1/sqrt(d).
+        uv: initial value of s_u and s_v.
+        uv_scale: the number stored for s_u and s_v at the start.
+        logits: initial value of s_z.
+        logits_scale: the number stored for s_z at the start; by default 1/sqrt(d).
+        mlp_scale: code multiplies u and v by sqrt(d), as the authors' code does; paper multiplies only v.
         weights: unit normalises the weight vectors after every step, bounded keeps their norms at 1 or below.
         head: untied, or tied to the token embedding.
     """
@@ -112,6 +112,7 @@ class NGPTScheme(Scheme):
         return NormalisedStep(dim, scaling(self.alpha, self.alpha_scale, dim))
 
     def init_rule(self, dim: int, n_layer: int) -> InitRule:
+        # after_init normalises every weight vector, so only the directions of the initial weights matter.
         return InitRule(embedding_std=1 / math.sqrt(dim))
 
     def model_options(self, dim: int, head_dim: int) -> ModelOptions:

@@ -1,4 +1,4 @@
-"""The norms that a scheme may choose between, and the two ends of a stream that is normalised there."""
+"""The norms that a scheme can select, and the stream that normalises at one or both of its ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spheret.geometry import compute_dtype
 NormKind = Literal["layernorm", "rmsnorm"]
 OptionalNormKind = Literal["layernorm", "rmsnorm", "none"]
 EPS = 1e-5  # GPT-2's
-RMS_EPS = 1e-6  # that of nGPT's baseline and of Qwen3
+RMS_EPS = 1e-6  # used by nGPT's baseline and by Qwen3
 
 
 def check_bias(kind: OptionalNormKind, bias: bool) -> None:
@@ -24,7 +24,7 @@ def check_bias(kind: OptionalNormKind, bias: bool) -> None:
 
 
 def check_eps(eps: float) -> None:
-    """ValueError: ``eps`` cannot stabilise a norm."""
+    """ValueError: ``eps`` is not positive, so it cannot stabilise a norm."""
     if not eps > 0:
         raise ValueError(f"eps = {eps}: a norm needs a small number above 0, for example 1e-5")
 
@@ -32,14 +32,14 @@ def check_eps(eps: float) -> None:
 class RMSNorm(nn.RMSNorm):
     """``g x / sqrt(mean(x^2) + eps)`` (arXiv 1910.07467), (..., dim) -> (..., dim) in the dtype of ``x``.
 
-    The gain follows the dtype of ``x``: under autocast, a bfloat16 ``x`` with a float32 gain would leave PyTorch's
-    fused path. The statistics are float32 either way.
+    The gain is cast to the dtype of ``x``. Row statistics are float32 at any dtype.
     """
 
     def __init__(self, dim: int, eps: float = RMS_EPS) -> None:
         super().__init__(dim, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
+        # Under autocast, a bfloat16 x with a float32 gain would miss PyTorch's fused path.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -64,7 +64,7 @@ def build_norm(
 
 
 class Float32Norm(Float32Module):
-    """A norm that computes and answers in float32 (float64 for float64 inputs), its gain float32 as well."""
+    """A norm that computes and returns float32 (float64 for float64 inputs), with a float32 gain."""
 
     def __init__(self, kind: NormKind, dim: int, *, eps: float = EPS) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class NormedStream(Stream):
         return h if self.final_norm is None else self.final_norm(h)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Checkpoints written before these norms had one name call them entry and final, or norm where there is one.
+        # Older checkpoints name these norms entry and final, or norm where there is only one.
         only = "final_norm" if self.entry_norm is None else "entry_norm"
         for old, new in (("entry", "entry_norm"), ("final", "final_norm"), ("norm", only)):
             for key in [key for key in state_dict if key.startswith(f"{prefix}{old}.")]:

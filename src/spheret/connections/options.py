@@ -1,6 +1,6 @@
-"""What a scheme asks of the model around its connections, of its initial weights, and of the run that trains it.
+"""A scheme's requirements on the model around its connections, on its initial weights, and on the run that trains it.
 
-The defaults describe GPT-2's architecture and ask nothing of the run, so a scheme that is only a connection sets
+The defaults describe GPT-2's architecture and leave the run as it is. A scheme that is only a connection therefore sets
 nothing but its initial weights.
 """
 
@@ -33,7 +33,7 @@ class Factors:
     Attributes:
         qkv: on queries, keys and values.
         attn_out: on the output of the attention.
-        up: on the half of the MLP's first map that is gated.
+        up: on the half of the MLP's first projection that is gated.
         gate: on the half that goes through the SiLU, before the SiLU.
         down: on the output of the MLP.
     """
@@ -50,18 +50,19 @@ class ModelOptions:
     """The model around the connections.
 
     Attributes:
-        positions: ``learned`` embeddings added to the tokens' embeddings, or ``rope``, rotations of queries and keys.
+        positions: ``learned`` position embeddings added to the token embeddings, or ``rope``, rotations of queries and
+            keys.
         mlp: ``gelu``, d -> 4d -> d, or ``swiglu``, d -> 2 x 4d -> d.
         qk_norm: norm of queries and keys, head by head: ``none``, ``l2`` (unit norm times a learned scale, after the
             rotation) or ``rms`` (RMSNorm with a gain, before the rotation).
-        head: ``tied`` to the token embedding, or ``untied``, a matrix of its own.
-        unit_heads: queries and keys have norm 1 instead of sqrt(d_h) although ``qk_norm`` is none; the softmax then
-            takes ``sqrt(d_h) <q, k>`` instead of ``<q, k> / sqrt(d_h)``.
+        head: ``tied`` to the token embedding, or ``untied``, a separate matrix.
+        unit_heads: queries and keys have norm about 1 instead of sqrt(d_h) even if ``qk_norm`` is none; the softmax
+            scale is then ``sqrt(d_h)`` instead of ``1 / sqrt(d_h)``.
         qk_scale: the learned scale of the ``l2`` norm, one entry per dimension of all heads.
         mlp_scale: learned scale on both halves of the gated MLP, one entry per hidden unit; None: no scale.
         logit_scale: learned scale on the logits, one entry per token of the vocabulary; None: no scale.
-        factors: constants on the outputs of the linear maps.
-        fixed: names of the choices above that a model must not override.
+        factors: constant factors on the outputs of the linear maps.
+        fixed: names of the options above that a model configuration must not override.
     """
 
     positions: Positions = "learned"
@@ -99,25 +100,26 @@ class InitRule:
 def tied_embedding_std(dim: int, gain: float = 1.0) -> float:
     """Initial standard deviation of embeddings that are also the head: ``8 gain / d``, at most ``gain / sqrt(d)``.
 
-    For streams that are normalised after the embedding. At initialisation such a stream still holds much of its
-    token's embedding, so a tied head answers each token with itself, by a logit of about ``std * d`` times that
-    overlap. With 1/sqrt(d) this logit grows as sqrt(d): at d = 512 the loss starts at 7.9 instead of 5.5, and the
-    states of all tokens collapse onto each other before anything is learned. A learning rate proportional to 1/d moves
-    weights of size 8/d by the same share at every width. 2/d is too small: the same learning rate moves such weights
-    too fast, and the model collapses as well.
+    For streams that are normalised after the embedding. At initialisation such a stream still contains much of the
+    token's embedding, so a tied head predicts each token itself, with a logit of about ``std * d`` times that overlap.
+    With a std of 1/sqrt(d) this logit grows as sqrt(d): at d = 512 the loss starts at 7.9 instead of 5.5 nats, and the
+    states of all tokens collapse onto each other before the model learns anything. With a std of 8/d, a learning rate
+    proportional to 1/d moves the weights by the same share at every width. 2/d is too small: the same learning rate
+    moves such weights too fast, and the model collapses as well.
     """
+    # Up to d = 64, 8/d is the larger of the two, and 1/sqrt(d) is used.
     return gain * min(8 / dim, dim**-0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDefaults:
-    """Settings of a run that belong to the method.
+    """Training settings that belong to the published method.
 
     Attributes:
-        weight_decay: decoupled weight decay; None: the method does not say.
-        warmup: linear warm-up, below 1 a share of all steps, otherwise a number of steps; None: the method does not
-            say.
-        lr_factor: factor on the learning rates that are tried when none are given.
+        weight_decay: decoupled weight decay; None: not specified by the method.
+        warmup: linear warm-up, below 1 a share of all steps, otherwise a number of steps; None: not specified by the
+            method.
+        lr_factor: factor on the default learning rates, used when the user gives none.
     """
 
     weight_decay: float | None = None

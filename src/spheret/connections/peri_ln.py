@@ -2,16 +2,16 @@ r"""Peri-LN: a norm before every sublayer and one after it (arXiv 2502.02732).
 
     h' = h + Norm(F(Norm(h)))
 
-The residual path itself is not normalised; the embedding and the input of the head are. At the start every update has
-root mean square 1, whatever the scale of F, so the variance of ``h`` grows linearly with depth: |h_n| = sqrt(1 + n)
-|h_0| after n sublayers. The usual 1/sqrt(2L) on the last projection of a sublayer would not change the output, but
-multiply that projection's gradient by sqrt(2L); it is 1 here.
+The residual path itself is not normalised; the embedding and the input of the head are. At initialisation every update
+has root mean square 1, whatever the scale of F, so the variance of ``h`` grows linearly with depth: |h_n| = sqrt(1 + n)
+|h_0| after n sublayers. The usual factor 1/sqrt(2L) on the last projection of a sublayer would leave the output
+unchanged but multiply that projection's gradient by sqrt(2L), so the factor is 1 here.
 
-Where each choice comes from. The equation, norms after the embedding and before the head, gains that start at 1:
-second hand (notes on the paper); that the norm after the embedding is an option: from memory. LayerNorm or RMSNorm:
-the paper. The growth with depth: second hand, and derived. eps: a guess (GPT-2's); it matters where F is as small as
-sqrt(eps). Initial weights: ours follow the width. The paper's are N(0, 0.02^2) at every width (from memory), which
-no preset selects; ``--init nanogpt`` is close to it, since the norm undoes its factor on the last projections.
+Source of each choice. The equation, norms after the embedding and before the head, gains that start at 1: second hand
+(notes on the paper); the norm after the embedding being optional: from memory. LayerNorm or RMSNorm: the paper. The
+growth with depth: second hand, and derived. eps: a guess (GPT-2's); it matters where F is as small as sqrt(eps).
+Initial weights: here they follow the width. The paper's are N(0, 0.02^2) at every width (from memory), which no preset
+selects; ``--init nanogpt`` is close, since the norm cancels its factor on the last projections.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class PeriLN(Connection):
         return h + self._update(h, f)
 
     def stats(self, h: Tensor, f: Tensor, out: Tensor) -> dict[str, Tensor]:
-        """Statistics of the update that is added, ``Norm(f)``: the scale of ``f`` itself has no effect."""
+        """Statistics of the update that is added, ``Norm(f)``: the scale of ``f`` has no effect on h'."""
         with torch.no_grad():
             return super().stats(h, self._update(h, f), out)
 
     def _update(self, h: Tensor, f: Tensor) -> Tensor:
+        # Under autocast f is bfloat16: cast before the norm, so that the update is as precise as the stream.
         return self.output_norm(f.to(h.dtype))
 
 
@@ -57,7 +58,7 @@ class PeriLNScheme(Scheme):
 
     Attributes:
         norm: layernorm or rmsnorm, for all norms.
-        embedding_norm: a norm after the embedding.
+        embedding_norm: whether there is a norm after the embedding.
         eps: added to the variance in every norm.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
@@ -66,7 +67,7 @@ class PeriLNScheme(Scheme):
 
     name: ClassVar[str] = "peri-ln"
     equation: ClassVar[str] = "h' = h + Norm(F(Norm(h)))"
-    placement: ClassVar[str] = "norm before F and after it, after the embedding and before the head"
+    placement: ClassVar[str] = "norm before and after F, after the embedding, and before the head"
     cost: ClassVar[str] = (
         "16 units: 7 forward (two norms 4, sum 3), 9 backward (two norms 6, sum of the two gradients of h' 3)"
     )
@@ -92,6 +93,7 @@ class PeriLNScheme(Scheme):
         return PeriLN(dim, self.norm, self.eps)
 
     def init_rule(self, dim: int, n_layer: int) -> InitRule:
+        # With a normalised embedding a tied head needs smaller embeddings; see tied_embedding_std.
         normalised = tied_embedding_std(dim, self.embedding_gain)
         return InitRule(
             embedding_std=normalised if self.embedding_norm else self.embedding_gain / math.sqrt(dim),

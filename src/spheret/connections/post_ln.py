@@ -4,9 +4,10 @@ r"""Post-LN: a LayerNorm on the sum of stream and update (Vaswani et al. 2017).
 
 Every connection rescales the stream, so the skip path decays with depth. b = 1 is the published form.
 
-The default b = 1/sqrt(2L) is DeepNorm's idea (arXiv 2203.00555: LN(a h + F), a = 1/b) with the exponent 1/2: at every
-depth the skip path keeps a share of about e^(-1/2) of the embedding, and the last projections learn slowly enough to
-keep it so. With b = 1 and only their initial weights scaled by 1/sqrt(2L), 24 layers collapse to the unigram plateau.
+The default b = 1/sqrt(2L) is DeepNorm's idea (arXiv 2203.00555: LN(a h + F), a = 1/b) with the exponent 1/2. At every
+depth the skip path keeps a share of about e^(-1/2) of the embedding, and the last projections learn slowly enough for
+this to last. With b = 1, scaling only the initial last projections by 1/sqrt(2L), 24 layers collapse to the unigram
+plateau.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spheret.connections.options import InitRule, tied_embedding_std
 
 
 class PostLN(Connection):
-    """Euclidean residual with a LayerNorm (eps 1e-5) on the sum with ``branch`` times the update."""
+    """Euclidean residual with a LayerNorm (eps 1e-5) on the sum of ``h`` and ``branch`` times the update."""
 
     def __init__(self, dim: int, bias: bool = False, branch: float = 1.0) -> None:
         super().__init__()
@@ -40,16 +41,16 @@ class PostLNScheme(Scheme):
     """Options of ``post-ln``.
 
     Attributes:
-        bias: norms have a bias besides their gain.
+        bias: whether norms have a bias besides their gain.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
-        branch: the factor b on every update, 1 as published; by default 1/sqrt(2L).
+        branch: the factor b on every update; by default 1/sqrt(2L), in the published form 1.
         residual: further factor on the initial last projection of every sublayer.
     """
 
     name: ClassVar[str] = "post-ln"
     equation: ClassVar[str] = "h' = LN(h + b F(h)),   b = 1/sqrt(2L)"
-    placement: ClassVar[str] = "LayerNorm on the sum and after the embedding"
+    placement: ClassVar[str] = "LayerNorm after the embedding and on every sum"
     cost: ClassVar[str] = (
         "13 units: 5 forward (sum 3, norm 2), 8 backward (sum of the two gradients of h' 3, norm 3, product with b 2)"
     )

@@ -2,18 +2,19 @@ r"""Pre-DyT: a saturating function of every entry before the sublayer, no norm a
 
     h' = h + F(DyT(h)),   DyT(x) = gamma tanh(alpha x) (+ beta)
 
-A DyT stands before the head as well. A DyT keeps small entries small: the first sublayers would read an embedding of
-size 0.03, as in GPT-2, as 0.015. So the embedding is multiplied by a learned scalar that starts at sqrt(d), as in the
-authors' LLaMA models. With embeddings of size 1/sqrt(d) the stream then starts at root mean square 1, and the output of
-its DyT at 0.4. Without the scalar, two layers of d = 64 stay on the unigram plateau at two of three learning rates
+There is a DyT before the head as well. A DyT keeps small entries small: an embedding of size 0.03, as in GPT-2, would
+reach the first sublayers as 0.015. The embedding is therefore multiplied by a learned scalar that starts at sqrt(d), as
+in the authors' LLaMA models. With embeddings of size 1/sqrt(d), the stream starts at root mean square 1 and the output
+of its DyT at 0.4. Without the scalar, two layers of d = 64 stay on the unigram plateau at two of three learning rates
 (3.13 and 3.22 nats against 2.72 and 2.61).
 
-Where each choice comes from. DyT, gamma = 1, beta = 0 and alpha = 0.5 at the start: the authors' code. No beta,
-separate starts of alpha for attention, MLP and head, their values from d = 4096 on, the scale on the embedding: the
-authors' LLaMA code; the MLP's and the head's are equal there. Below d = 4096 alpha = 0.5 is the code's default; 1, from
-memory of the paper's table over widths, measured worse (2.95 against 2.68 nats at 12 layers, d = 64; 3.08 against 2.86
-at 2 layers, d = 512). Initial weights: a guess, 1/sqrt(fan_in). ``preset=paper`` is the paper's text applied to GPT-2:
-beta, alpha = 0.5 everywhere, no scale on the embedding. ``--init nanogpt`` gives weights of 0.02 at every width.
+Source of each choice. DyT, gamma = 1, beta = 0 and alpha = 0.5 at the start: the authors' code. No beta, separate
+starts of alpha for attention, MLP and head, their values from d = 4096 on, the scale on the embedding: the authors'
+LLaMA code, where MLP and head start alike. Below d = 4096, alpha = 0.5 is the code's default. A start of 1, which the
+paper's table over widths gives (from memory), was worse when measured (2.95 against 2.68 nats at 12 layers, d = 64;
+3.08 against 2.86 at 2 layers, d = 512). Initial weights: a guess, 1/sqrt(fan_in). ``preset=paper`` is the paper's text
+applied to GPT-2: beta, alpha = 0.5 everywhere, no scale on the embedding. ``--init nanogpt`` gives weights of 0.02 at
+every width.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from spheret.connections.options import InitRule
 from spheret.connections.weights import ParameterRole
 
 CODE_ALPHA = 0.5
-# Largest width -> where alpha starts before attention, and before everything else. The last three are the authors'
-# LLaMA models of 7B, of 13B, and of 34B and 70B parameters.
+# Largest width -> start of alpha before attention, and before the MLP and the head. The last three entries are the
+# authors' LLaMA models of 7B, 13B, and both 34B and 70B parameters.
 ALPHA_BY_WIDTH = {2048: (CODE_ALPHA, CODE_ALPHA), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 
 
 def default_alpha(dim: int) -> tuple[float, float]:
-    """Where alpha starts before attention, and before the MLP and the head, in a model of width ``dim``."""
+    """The start of alpha before attention, and before the MLP and the head, in a model of width ``dim``."""
     return next((pair for width, pair in ALPHA_BY_WIDTH.items() if dim <= width), ALPHA_BY_WIDTH[8192])
 
 
@@ -62,7 +63,7 @@ class DyT(nn.Module):
         return {"gamma": ParameterRole(decay=False), "beta": ParameterRole(decay=False)}
 
     def forward(self, x: Tensor) -> Tensor:
-        bent = self.gamma * torch.tanh(self.alpha() * x)  # float32, since alpha is
+        bent = self.gamma * torch.tanh(self.alpha() * x)  # float32, because alpha is
         return (bent if self.beta is None else bent + self.beta).to(x.dtype)
 
 
@@ -81,7 +82,7 @@ class PreDyT(Connection):
 
 
 class ScaledEntry(Stream):
-    """A learned factor on the embedding (or none), a DyT before the head."""
+    """An optional learned factor on the embedding, and a DyT before the head."""
 
     def __init__(self, dim: int, *, scale: float | None, alpha: float, beta: bool = False) -> None:
         super().__init__()
@@ -100,11 +101,11 @@ class PreDyTScheme(Scheme):
     """Options of ``pre-dyt``.
 
     Attributes:
-        attention_alpha: where alpha starts before attention; by default it follows the width.
-        mlp_alpha: the same before the MLP.
-        final_alpha: the same before the head.
-        beta: a learned offset in every DyT.
-        embed_scale: sqrt-d multiplies the embedding by a learned scalar that starts at sqrt(d); none does not.
+        attention_alpha: start of alpha before attention; by default it follows the width.
+        mlp_alpha: start of alpha before the MLP; by default it follows the width.
+        final_alpha: start of alpha before the head; by default it follows the width.
+        beta: whether every DyT has a learned offset.
+        embed_scale: sqrt-d multiplies the embedding by a learned scalar that starts at sqrt(d); none omits the scalar.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
         residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).

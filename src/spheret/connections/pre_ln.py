@@ -31,6 +31,7 @@ class PreLN(Connection):
         return h if self.norm is None else self.norm(h)
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
+        # torch.add scales and adds in one operation.
         return h + f if self.branch == 1 else torch.add(h, f, alpha=self.branch)
 
 
@@ -39,8 +40,8 @@ class PreLNScheme(Scheme):
     """Options of ``pre-ln``.
 
     Attributes:
-        norm: layernorm or rmsnorm, for all norms; none is a bare addition, the fastest connection there can be.
-        bias: norms have a bias besides their gain (layernorm alone).
+        norm: layernorm or rmsnorm, for all norms; none is a bare addition, a lower bound on the cost of a connection.
+        bias: whether norms have a bias besides their gain (layernorm only).
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
         branch: constant factor on every update.

@@ -1,5 +1,7 @@
-"""Names of schemes, and the one grammar in which they are written everywhere: ``name`` or
-``name:option=value,option=value``."""
+"""Names of schemes and their grammar: ``name`` or ``name:option=value,option=value``.
+
+Commands, configurations and reports all use this grammar.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from spheret.connections.pre_dyt import PreDyTScheme
 from spheret.connections.pre_ln import PreLNScheme
 from spheret.connections.spheret import SpheretScheme
 
-# To add a scheme: one file beside this one, one line here.
+# To add a scheme: one file in this folder, one line here.
 SCHEMES: dict[str, type[Scheme]] = {
     "pre-ln": PreLNScheme,
     "post-ln": PostLNScheme,
@@ -35,7 +37,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "angpt": ANGPTScheme,
 }
 ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
-# The members of a family of schemes that have a row of their own in `list_schemes`.
+# The members of the `spheret` family that `list_schemes` lists separately.
 FAMILY = ("spheret:p=0.5", "spheret:p=learn", "spheret:p=learn-per-layer")
 
 
@@ -48,7 +50,7 @@ available = list_schemes
 
 
 def parse_scheme(scheme: str | Scheme) -> Scheme:
-    """``"spheret:p=0.5,alpha=1"`` -> the scheme with its options. A scheme passes through.
+    """Build the scheme that a name such as ``"spheret:p=0.5,alpha=1"`` describes. A ``Scheme`` is returned as it is.
 
     Raises:
         ValueError: an unknown name, option or value; the message lists the known ones.
@@ -56,7 +58,7 @@ def parse_scheme(scheme: str | Scheme) -> Scheme:
     if isinstance(scheme, Scheme):
         return scheme
     name, _, text = scheme.strip().partition(":")
-    if name in ALIASES:
+    if name in ALIASES:  # proj:alpha=1 becomes spheret:p=1,alpha=1
         name, _, base = ALIASES[name].partition(":")
         text = f"{base},{text}" if text else base
     if name not in SCHEMES:
@@ -78,13 +80,15 @@ def parse_scheme(scheme: str | Scheme) -> Scheme:
 
 
 def canonical_name(scheme: str | Scheme) -> str:
-    """One spelling per scheme: its name and the options that differ from their defaults. ``spheret:p=1`` is ``proj``,
-    ``spheret:p=2`` is ``cay``."""
+    """The one spelling of a scheme: its name and the options that differ from their defaults.
+
+    ``spheret:p=1`` becomes ``proj``, ``spheret:p=2`` becomes ``cay``. Comparisons and reports use this spelling.
+    """
     parsed = parse_scheme(scheme)
     changed = {
         f.name: getattr(parsed, f.name) for f in dataclasses.fields(parsed) if getattr(parsed, f.name) != f.default
     }
-    if type(parsed) is not SpheretScheme:
+    if type(parsed) is not SpheretScheme:  # isinstance would also match GeoNormScheme, a subclass with its own name
         return _join(parsed.name, changed)
     if parsed.p in (1.0, 2.0):
         changed.pop("p", None)
@@ -93,10 +97,10 @@ def canonical_name(scheme: str | Scheme) -> str:
 
 
 def build_stream(scheme: str | Scheme, *, dim: int, n_layer: int) -> Stream:
-    """The two ends of the residual stream, for a model of ``n_layer`` blocks of width ``dim``.
+    """The stream of a model of ``n_layer`` blocks of width ``dim``.
 
-    ``h = stream.enter(h)`` goes after the embedding, ``h = stream.exit(h)`` before the head. The stream also holds what
-    the connections share: the sphere's radius, and the single exponent of ``p=learn``. Give it to every
+    Call ``h = stream.enter(h)`` after the embedding and ``h = stream.exit(h)`` before the head. The stream also owns
+    what the connections share: the sphere's radius, and the single exponent of ``p=learn``. Pass it to every
     :func:`build_connection`.
 
     Raises:
@@ -119,11 +123,11 @@ def build_connection(
     model of width ``dim``.
 
     In a block, write ``h = conn(h, F(conn.branch_input(h)))``: schemes that normalise before the sublayer do it in
-    ``branch_input``. Options on the ends of the network and on initial weights (``final_norm``, ``learn_radius``,
-    ``gain``, ...) have no effect here. Of a scheme that is a whole model, this is the residual alone;
-    ``parse_scheme(scheme).model_options(...)`` is what it asks of the rest.
+    ``branch_input``. Options of the stream and of initial weights (``final_norm``, ``learn_radius``, ``gain``, ...)
+    have no effect here. Some schemes (``ngpt``, ``angpt``, ``gpt-qknorm``) describe a whole model; this function builds
+    only their residual, and ``parse_scheme(scheme).model_options(...)`` describes the rest.
 
-    ``stream`` comes from :func:`build_stream`. Without it, ``p=learn`` is an exponent of this connection alone.
+    ``stream`` comes from :func:`build_stream`. Without it, ``p=learn`` learns an exponent of this connection alone.
 
     Raises:
         ValueError: an unknown scheme or option, a layer_idx or sublayer outside the model, or ``reproject=true``
@@ -138,7 +142,7 @@ def build_connection(
 
 
 def _option_types(cls: type[Scheme]) -> dict[str, Any]:
-    """Type of every option that a name may carry: the scheme's fields, and ``preset`` where it has some."""
+    """Type of every option that a name may carry: the scheme's fields, and ``preset`` if the scheme has presets."""
     hints = typing.get_type_hints(cls)
     options = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
     return options | {"preset": Literal.__getitem__(tuple(cls.presets))} if cls.presets else options
@@ -154,12 +158,13 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if not isinstance(value, float):
         return str(value)
+    # %g prints 1.0 as 1, but keeps six digits only: use it where it reads back as the same number.
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
 
 def _value(hint: Any, text: str, scheme: str, key: str) -> Any:
-    """``text`` as the first type of ``hint`` that can read it."""
+    """Parse ``text`` as the first alternative of the type ``hint`` that accepts it."""
     alternatives = (
         typing.get_args(hint)
         if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union

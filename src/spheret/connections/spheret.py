@@ -4,12 +4,12 @@ r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the updat
     h' = cos(theta) h + sin(theta) |h| w/|w|
 
 p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` does
-not change; a ScaleNorm with one learned radius sets it once, after the embedding. lambda_l = 1/sqrt(l), where l counts
-the blocks from 1. Beyond p = 2 a large step can rotate past the antipode.
+not change: a ScaleNorm with one learned radius sets it once, after the embedding. lambda_l = 1/sqrt(l), where l counts
+the blocks from 1. For p > 2 a large step can rotate past the antipode.
 
-The paper leaves open where alpha starts, how it is parametrised, the initial weight scale and the final norm. The
-defaults here are chosen on measurements (docs/log.md, benchmarks/results/defaults). ``preset=paper`` selects the
-closest reading of the paper's text.
+The paper does not specify the start of alpha, its parametrisation, the initial weight scale or the final norm. The
+defaults here were chosen by measurement (docs/log.md, benchmarks/results/defaults). ``preset=paper`` is the closest
+reading of the paper's text.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ def decay_factor(decay: str, index: int) -> float:
 
 
 def default_alpha(n_layer: int) -> float:
-    """Where alpha starts: ``2 / sqrt(L)``, at most 1.
+    """The default start of alpha: ``2 / sqrt(L)``, at most 1.
 
-    With lambda_l = 1/sqrt(l) the steps of all 2L sublayers then sum to about 8 at every depth. This sum decides
-    whether a deep model trains. Early in training every update aligns with the mean state, and a sublayer multiplies
-    the rest of a token's signal by ``1 - s c`` (s its step, c the cosine of update and mean state). A start of 1, whose
-    steps sum to ``4 sqrt(L)``, collapses from 24 layers on; a start of 1/2 collapses at 72 layers.
+    With lambda_l = 1/sqrt(l), the step sizes of all 2L sublayers then sum to about 8 at every depth. This sum decides
+    whether a deep model trains. Early in training all updates align with the mean hidden state, and each sublayer
+    multiplies the rest of a token's signal by ``1 - s c``, where s is its step size and c the cosine of update and mean
+    hidden state. With a start of 1 the step sizes sum to ``4 sqrt(L)``, and models of 24 and more layers collapse. A
+    start of 1/2 collapses at 72 layers.
     """
     return min(1.0, 2 / math.sqrt(n_layer))
 
@@ -65,22 +66,22 @@ def default_alpha(n_layer: int) -> float:
 class SpheretNorm(Connection):
     """Drop-in residual connection ``conn(h, f) -> h'`` that keeps the norm of ``h``.
 
-    Every default is that of the scheme ``spheret`` at the same depth.
+    The defaults are those of the scheme ``spheret`` at the same depth.
 
     Args:
         p: exponent in (0, inf].
         layer_idx: index of the block, from 0; the equations' l is layer_idx + 1.
-        n_layer: number of blocks in the model; needed where ``alpha`` is None.
-        sublayer: 0 or 1; matters where ``count`` is ``sublayer``.
+        n_layer: number of blocks in the model; required if ``alpha`` is None.
+        sublayer: 0 or 1; used only if ``count`` is ``sublayer``.
         alpha: initial step size; None: 2/sqrt(n_layer), at most 1.
         learn_p: learn the exponent, starting at ``p``.
-        decay: how lambda_l falls with l: ``inv-sqrt`` (the paper's), ``inv`` or ``none``.
-        count: what l counts: ``block`` or ``sublayer``.
+        decay: how lambda_l falls with l: ``inv-sqrt`` (as in the paper), ``inv`` or ``none``.
+        count: whether l counts blocks (``block``) or sublayers (``sublayer``).
         alpha_form: ``raw`` learns alpha itself, ``softplus`` learns a with alpha = softplus(a).
-        project: take the tangent part of the update. False adds the whole update and projects the sum back onto the
-            sphere.
+        project: rotate towards the tangent part of the update. False adds the whole update and projects the sum back
+            onto the sphere.
         update_norm: ``rms`` divides the update by its root mean square first, ``none`` does not.
-        exponent: one learned exponent that several connections share.
+        exponent: a learned exponent that several connections share.
         radius: a module that returns the radius to re-project onto; None keeps the norm of ``h``.
 
     Raises:
@@ -128,7 +129,8 @@ class SpheretNorm(Connection):
         self.p, self.layer_idx, self.project, self.update_norm = float(p), layer_idx, project, update_norm
         self.step = StepSize(alpha, lambda_l, alpha_form)
         self.exponent = LearnedExponent(self.p) if learn_p else None
-        # Shared modules belong to the stream. A tuple keeps them from being registered a second time here.
+        # Shared modules belong to the stream. nn.Module registers modules, but not tuples of them, so the tuple keeps
+        # their parameters from appearing a second time here.
         self._shared = (exponent, radius)
 
     def current_p(self) -> float | Tensor:
@@ -140,11 +142,12 @@ class SpheretNorm(Connection):
         return self._shared[0] or self.exponent
 
     def current_radius(self) -> Tensor | None:
-        """The radius to re-project onto, of shape (1,), or None where the norm of ``h`` is kept."""
+        """The radius to re-project onto, shape (1,), or None to keep the norm of ``h``."""
         return None if self._shared[1] is None else self._shared[1]()
 
     def update(self, f: Tensor) -> Tensor:
-        """What enters the retraction: ``f``, divided by its root mean square if ``update_norm`` is rms; (..., d)."""
+        """The update (..., d) that the retraction uses: ``f``, divided by its root mean square if ``update_norm`` is
+        rms."""
         if self.update_norm == "none":
             return f
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
@@ -153,6 +156,8 @@ class SpheretNorm(Connection):
         if not self.project:
             return super().forward(h, f, split)
         learned = self._learned()
+        # The kernel multiplies by lambda_l and takes the exponential of log_p: as separate operations on one number
+        # each, they would add their launches to every connection.
         stream, branch = rotate(
             h,
             self.update(f),
@@ -173,7 +178,7 @@ class SpheretNorm(Connection):
         return cast(Tensor, self.forward(h, f))
 
     def extra_repr(self) -> str:
-        """p, whether it is learned, where alpha starts, and the block."""
+        """p and whether it is learned, the start of alpha, and the block."""
         learned = "start, shared" if self._shared[0] is not None else "start, learned"
         p = f"p={self.p:g}" + (f" ({learned})" if self._shared[0] or self.exponent else "")
         changed = "" if self.project else ", project=False"
@@ -204,10 +209,10 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
 
 
 class SphereStream(Stream):
-    """The two ends of a stream on a sphere: ScaleNorm after the embedding, a norm (or none) before the head.
+    """The stream on a sphere: ScaleNorm after the embedding, a norm (or none) before the head.
 
-    ``enter`` is ``g x / |x|``: ScaleNorm (arXiv 1910.05895), applied once, the "modified ScaleNorm in the first layer"
-    of arXiv 2608.02668.
+    ``enter`` is ``g x / |x|``, ScaleNorm (arXiv 1910.05895) applied once. arXiv 2608.02668 calls it the "modified
+    ScaleNorm in the first layer".
     """
 
     def __init__(
@@ -232,7 +237,7 @@ class SphereStream(Stream):
         return h if self.final_norm is None else self.final_norm(h)
 
     def after_step(self, model: nn.Module) -> None:
-        """Clamp learned exponents that left their range."""
+        """Clamp learned exponents that have left their range."""
         for module in model.modules() if self.learns_exponents else ():
             if isinstance(module, LearnedExponent):
                 module.bound()
@@ -314,14 +319,14 @@ class SpheretScheme(Scheme):
 
     Attributes:
         p: the exponent: a number in (0, inf], learn (one for the model) or learn-per-layer (one for every connection).
-        p_start: where a learned exponent starts.
-        alpha: where the step size starts; by default 2/sqrt(L), at most 1.
+        p_start: initial value of a learned exponent.
+        alpha: initial step size; by default 2/sqrt(L), at most 1.
         alpha_form: raw learns alpha itself, softplus learns a with alpha = softplus(a), which is positive.
-        decay: lambda_l, the factor on the step at depth l: inv-sqrt is 1/sqrt(l), inv 1/l, none 1.
+        decay: lambda_l, the factor on the step size at depth l: inv-sqrt is 1/sqrt(l), inv 1/l, none 1.
         count: whether l counts blocks or sublayers.
-        project: false adds the whole update, its radial part included, and projects the sum back onto the sphere.
+        project: false adds the whole update, including its radial part, and projects the sum back onto the sphere.
         update_norm: rms divides the update by its root mean square first.
-        reproject: every connection also brings the state back to the learned radius.
+        reproject: every connection also re-projects the hidden state onto the learned radius.
         learn_radius: whether the radius is learned; it starts at sqrt(d).
         final_norm: layernorm before the head, or none.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
@@ -334,7 +339,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     placement: ClassVar[str] = "ScaleNorm after the embedding, LayerNorm (or none) before the head; |h| never changes"
     cost: ClassVar[str] = (
         "9 units: 3 forward (read h and f, write h'), 6 backward (read h, f and the two gradients of h', write two "
-        "gradients), in one kernel each; without a compiled kernel, every step of the formula is an operation"
+        "gradients), one kernel each; without a compiled kernel, every step of the formula is a separate operation"
     )
     source: ClassVar[str] = "arXiv 2608.02668"
     keeps_norm: ClassVar[bool] = True
@@ -363,14 +368,14 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             raise ValueError(f"p = {self.p}: the exponent must lie in (0, inf]")
         if not isinstance(self.p, str) and self.p_start != 1:
             raise ValueError(
-                f"p_start = {self.p_start:g} says where a learned exponent starts, but p = {self.p:g} is fixed: "
+                f"p_start = {self.p_start:g} sets where a learned exponent starts, but p = {self.p:g} is fixed: "
                 f"write p={LEARN} or p={LEARN_PER_LAYER}, or omit p_start"
             )
         check_start(self.p_start)
 
     @property
     def summary(self) -> str:
-        """What this exponent means: the members of the family differ in it alone."""
+        """One line about this exponent, since the members of the family differ in nothing else."""
         if isinstance(self.p, str):
             where = "one p for the model" if self.p == LEARN else "a p for every connection"
             return f"p-SpheretNorm with {where}, learned, starting at {self.p_start:g}: theta = p arctan(beta/p)"
@@ -401,6 +406,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
                 "spheret.build_stream(scheme, dim=dim, n_layer=n_layer), use stream.enter after the embedding, "
                 "and give stream=stream to every connection; or give SpheretNorm a radius"
             )
+        # A connection built without a stream has no shared exponent, so p=learn falls back to its own.
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
         return SpheretNorm(
             self.p_start if isinstance(self.p, str) else float(self.p),

@@ -1,9 +1,9 @@
-"""What modules say about their weights, for optimizers and for the weight constraints of a scheme.
+"""Roles of parameters, for optimizers and for the weight constraints of a scheme.
 
-A module answers for the parameters that it holds directly. ``parameter_roles()`` gives {name: ParameterRole}: whether
-an optimizer decays the parameter, and the factor on its learning rate. ``stream_axes()`` gives {name: axis}: the axis
-along which a weight matrix meets the residual stream, 1 for a matrix that reads the stream and 0 for one that writes
-it.
+A module may define two methods, each about the parameters that it owns directly. ``parameter_roles()`` returns {name:
+ParameterRole}: whether an optimizer decays the parameter, and the factor on its learning rate. ``stream_axes()``
+returns {name: axis}: the axis of a weight matrix that has the width of the residual stream, 1 for a matrix that reads
+the stream and 0 for one that writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ParameterRole(NamedTuple):
     lr_scale: float = 1.0
 
 
-# PyTorch's own modules cannot answer, so their answers are here.
+# PyTorch's own modules have no parameter_roles(), so their roles are defined here.
 _DECAYED = (nn.Linear, nn.Embedding)
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
 
@@ -33,14 +33,14 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
     ``Linear`` and ``Embedding`` weights are decayed. Biases and the parameters of norms are not.
 
     Raises:
-        ValueError: a parameter for which no module answers.
+        ValueError: a parameter without a role.
     """
     roles: dict[str, ParameterRole] = {}
     seen: set[nn.Parameter] = set()
     for prefix, module in model.named_modules():
         answers = _answers(module)
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter in seen:
+            if parameter in seen:  # a tied weight must not enter the optimizer twice
                 continue
             seen.add(parameter)
             qualified = f"{prefix}.{name}" if prefix else name
@@ -64,7 +64,7 @@ def _answers(module: nn.Module) -> dict[str, ParameterRole]:
 
 
 def matrices(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Every weight matrix of ``model`` that meets the residual stream, with the axis of the stream."""
+    """Every weight matrix of ``model`` that reads or writes the residual stream, with the axis of the stream."""
     for module in model.modules():
         method = getattr(module, "stream_axes", None)
         for name, axis in method().items() if callable(method) else ():
@@ -85,6 +85,6 @@ def bound(weight: Tensor, axis: int) -> None:
 
 
 def _norms(weight: Tensor, axis: int) -> Tensor:
-    # Norms of bfloat16 weights are taken in float32, or a row of 1,000 entries would not add up.
+    # Norms of bfloat16 weights are summed in float32: with 8 bits, a sum over 1,000 entries stops growing.
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return torch.linalg.vector_norm(weight, dim=axis, keepdim=True, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What happens inside a run: a probe of the residual stream, and a monitor that tells spikes from divergence."""
+"""Diagnostics of a run: a probe of the residual stream, and a monitor that distinguishes spikes from divergence."""
 
 from spheret.diagnostics.monitor import DivergenceMonitor, Event
 from spheret.diagnostics.probe import probe

@@ -1,4 +1,4 @@
-"""Watches the training losses of one run and tells spikes, which recover, from divergence, which does not.
+"""Monitors the training losses of one run and distinguishes spikes, which recover, from divergence, which does not.
 
 The loss is smoothed by an exponential moving average (bias-corrected, memory of about 20 steps). There are three kinds
 of event:
@@ -6,11 +6,11 @@ of event:
 `nonfinite`  the loss is NaN or infinite.
 `spike`      one loss is far above the smoothed loss: by more than `spike_sigmas` standard deviations of the recent
              noise, and by at least `margin` nats. It is only recorded, because most spikes recover.
-`drift`      the smoothed loss was more than `margin` nats above its best for `patience` steps in a row, whether a
-             spike or a slow rise took it there.
+`drift`      the smoothed loss was more than `margin` nats above its best for `patience` steps in a row, whether after
+             a spike or a slow rise.
 
 After `nonfinite` or `drift` the run counts as diverged: `DivergenceMonitor.diverged` holds the event until the loss
-recovers. A run that ends has no steps left to recover in, so `at_end` asks for less patience.
+recovers. A run that ends has no steps left in which to recover, so `at_end` uses `memory` steps instead of `patience`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["spike", "drift", "nonfinite"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something the monitor noticed at loss number `index`, counted from 0."""
+    """An event at loss number `index`, counted from 0."""
 
     kind: Kind
     index: int
@@ -35,13 +35,13 @@ class Event:
 
 @dataclass
 class DivergenceMonitor:
-    """Takes every training loss in order, in nats per token.
+    """Detects spikes and divergence; call `update` with every training loss in order, in nats per token.
 
     Attributes:
-        margin: nats above the smoothed loss (spike) or above its best (drift) that count.
+        margin: smallest rise, in nats, above the smoothed loss (spike) or above its best (drift) that counts.
         spike_sigmas: standard deviations of the recent noise that a spike must exceed.
         patience: consecutive steps above the best smoothed loss that count as divergence.
-        memory: steps that the average spans.
+        memory: steps that the moving average spans.
     """
 
     margin: float = 0.5
@@ -53,9 +53,9 @@ class DivergenceMonitor:
         if self.margin <= 0 or self.spike_sigmas <= 0 or self.patience < 1 or self.memory < 1:
             raise ValueError(f"{self}: margin and spike_sigmas must be positive, patience and memory at least 1")
         self.count = 0  # losses seen, non-finite ones included
-        self.spikes = 0  # spikes so far, each counted once however many steps it lasts
+        self.spikes = 0  # spikes so far; a spike counts once, however many steps it lasts
         self.diverged: Event | None = None
-        # Sums of the moving averages; divided by _weight they are free of the bias towards their start at 0.
+        # Both averages start at 0. Divided by _weight, the sum of the weights so far, they are free of that bias.
         self._mean = 0.0
         self._variance = 0.0
         self._weight = 0.0
@@ -69,11 +69,12 @@ class DivergenceMonitor:
         return self._mean / self._weight if self._weight > 0 else math.nan
 
     def update(self, loss: float) -> Event | None:
-        """Take the next loss and return the event it causes, if any. A spike is reported at its first step only."""
+        """Add the next loss and return the event it causes, if any. A spike is reported only at its first step."""
         index = self.count
         self.count += 1
-        if not math.isfinite(loss):
+        if not math.isfinite(loss):  # kept out of the averages, which would never recover from it
             return self._nonfinite(index, loss)
+        # Before _smooth, because a loss is compared with the average of the losses before it.
         spike = self._spike(index, loss)
         self._smooth(loss)
         return self._drift(index, loss) or spike
@@ -85,7 +86,7 @@ class DivergenceMonitor:
         return self.diverged
 
     def _spike(self, index: int, loss: float) -> Event | None:
-        if index < self.memory:  # the noise is not known yet
+        if index < self.memory:  # too few losses to estimate the noise
             return None
         jump = loss - self.smoothed
         was_in_spike, self._in_spike = self._in_spike, jump > self._threshold()
@@ -100,7 +101,8 @@ class DivergenceMonitor:
     def _smooth(self, loss: float) -> None:
         keep = 1.0 - 1.0 / self.memory
         if self._weight > 0:
-            # Only the part up to the threshold counts: one spike must not hide the next by inflating the noise.
+            # A spike enters the variance only up to the threshold: otherwise it would inflate the noise and hide the
+            # next spike.
             jump = min(loss - self.smoothed, self._threshold()) if self._in_spike else loss - self.smoothed
             self._variance = keep * self._variance + (1.0 - keep) * jump * jump
         self._mean = keep * self._mean + (1.0 - keep) * loss
@@ -113,7 +115,7 @@ class DivergenceMonitor:
             self.diverged = None
             return None
         self._above += 1
-        if self._above != self.patience:
+        if self._above != self.patience:  # equality, so that one drift causes one event
             return None
         self.diverged = self._drift_event(index, loss)
         return self.diverged
@@ -126,13 +128,13 @@ class DivergenceMonitor:
         return Event("drift", index, loss, message)
 
     def at_end(self) -> Event | None:
-        """Why a run that ends now has diverged, if it has: `diverged`, or a drift that lasted `memory` steps."""
+        """The divergence of a run that ends now: `diverged`, or a drift of at least `memory` steps, else None."""
         if self.diverged is None and self._above >= self.memory:
             return self._drift_event(self.count - 1, self.smoothed)
         return self.diverged
 
     def state_dict(self) -> dict[str, object]:
-        """Everything `update` depends on, as plain numbers (for a checkpoint)."""
+        """Everything that `update` depends on, as plain values for a checkpoint."""
         state = {name: value for name, value in vars(self).items() if name != "diverged"}
         return {**state, "diverged": None if self.diverged is None else astuple(self.diverged)}
 

@@ -1,4 +1,4 @@
-"""What each connection of a model does to the hidden state on given tokens."""
+"""Measures what each connection of a model does to the hidden state on given tokens."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
     """Run ``model`` on ``idx`` (B, T) int64 and measure every connection, in order of depth.
 
     Returns:
-        Lists with one entry a connection, as diagnostics.json stores them:
+        Lists with one entry per connection, as stored in diagnostics.json:
 
-        ``layer``: counts from 1, the l of the equations (``layer_idx + 1``).
+        ``layer``: number of the block from 1, the l of the equations (``layer_idx + 1``).
         ``sublayer``: ``attn`` or ``mlp``.
         ``hidden_norm``: |h'| / sqrt(d), mean over tokens.
         ``angle_deg``: angle between h and h' in degrees, mean over tokens.
         ``update_ratio``: |f| / |h|, mean over tokens.
         ``update_cosine``: cosine of f with h, mean over tokens.
-        ``skip_gain``: median over tokens; at 0 or below, the token's own signal dies.
-        ``token_cosine``: mean cosine between the states of different tokens; at 1 all tokens look alike.
+        ``skip_gain``: coefficient of h in h', median over tokens; at 0 or below, a token's own signal is lost.
+        ``token_cosine``: mean cosine between the hidden states of different tokens; at 1 all tokens look alike.
     """
     rows: dict[str, list[Any]] = {}
 
     def record(layer_idx: int, sublayer: str, connection: Connection, h: Tensor, f: Tensor, out: Tensor) -> None:
         stats = connection.stats(h, f, out)
         entry: dict[str, Any] = {"layer": layer_idx + 1, "sublayer": sublayer}
-        # The median: where f is nearly parallel to h, the least squares behind skip_gain give a token a wild value.
+        # Median for skip_gain: its least-squares fit gives wild values for tokens whose f is nearly parallel to h.
         entry |= {k: float(v.median() if k == "skip_gain" else v.mean()) for k, v in stats.items()}
         entry["token_cosine"] = _mean_cosine(out)
         for key, value in entry.items():
             rows.setdefault(key, []).append(value)
 
+    # A plain loop over the sublayers instead of hooks: forward hooks would break a compiled model.
     was_training = model.training
     model.eval()
     h = model.embed(idx)
@@ -52,11 +53,12 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
 
 
 def _mean_cosine(h: Tensor) -> float:
-    """Mean cosine between the states of different tokens of one sequence, averaged over sequences."""
+    """Mean cosine between the hidden states of different tokens of a sequence, averaged over sequences."""
     unit = torch.nn.functional.normalize(h.float(), dim=-1)
     tokens = unit.shape[1]
     if tokens < 2:
         return float("nan")
-    # |sum of unit vectors|^2 is the sum of the cosines of all pairs, each token with itself included.
+    # |sum of unit vectors|^2 is the sum of the cosines of all pairs, including each token with itself. This avoids the
+    # (T, T) matrix of cosines.
     total = unit.sum(1).square().sum(-1)
     return float(((total - tokens) / (tokens * (tokens - 1))).mean())

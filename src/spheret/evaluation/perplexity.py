@@ -1,4 +1,4 @@
-"""Loss on held-out windows, with its standard error over windows, and the loss to compare it with."""
+"""Loss on held-out windows, its standard error over windows, and the unigram loss to compare it with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from spheret.data import Dataset, fixed_windows, unigram_loss
 
 IGNORED = -1
-"""Targets of this value take no part in a loss."""
+"""Targets with this value are masked: they do not count in the loss."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,18 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite where that overflows."""
+        """exp(loss); infinite if it overflows."""
+        # exp(710) exceeds the largest float64, and math.exp raises an error there.
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Windows x -> y (N, T) int64, the bytes of text of each token (V,), and what a model's loss is compared with.
+    """The validation windows of a run.
 
-    `unigram_loss` is the loss in nats per token that the training set's token frequencies have on y. `batch_size` is
-    the number of windows at a time.
+    `x` and `y` (N, T) int64 are inputs and targets. `token_bytes` (V,) is the number of bytes of text per token.
+    `unigram_loss` is the loss, in nats per token, of the training set's token frequencies on `y`; a trained model
+    should be well below it. `batch_size` is the number of windows that are evaluated at a time.
     """
 
     x: np.ndarray
@@ -51,12 +53,12 @@ class Validation:
 
     @classmethod
     def build(cls, dataset: Dataset, *, n_windows: int, block_size: int, batch_size: int) -> Validation:
-        """At most `n_windows` windows of `block_size` tokens: always the same ones for the same data and sizes.
+        """At most `n_windows` windows of `block_size` tokens; the same data and sizes give the same windows.
 
-        There are fewer where the validation shard is too short for so many side by side. ValueError: it is too short
-        for one window.
+        There are fewer if the validation shard is too short for `n_windows` windows without overlap. ValueError: it is
+        too short for one window.
         """
-        # The standard error takes windows for independent, and windows that overlap are not.
+        # The standard error assumes independent windows, and overlapping windows are not independent.
         side_by_side = max(1, (len(dataset.val) - 1) // block_size)
         x, y = fixed_windows(dataset.val, n_windows=min(n_windows, side_by_side), block_size=block_size)
         return cls(x, y, dataset.tokenizer.token_bytes(), unigram_loss(dataset.train, y), batch_size)
@@ -74,15 +76,15 @@ def evaluate(
     token_bytes: np.ndarray | torch.Tensor | None = None,
     batch_size: int = 8,
 ) -> Evaluation:
-    """Mean cross-entropy of `model` over windows x -> y. For autocast, call it inside the context.
+    """Mean cross-entropy of `model` over windows x -> y. For autocast, call this function inside the context.
 
     Args:
         model: `logits, loss = model(idx)`. Its mode (training or evaluation) is restored.
         x: (N, T) int64 token ids.
-        y: (N, T) int64 targets, -1 where no loss is taken.
-        token_bytes: (V,) bytes of text that each token stands for, 0 for special tokens. Bits per byte is the loss
-            summed over all targets, separators included, over the bytes of their text.
-        batch_size: windows at a time.
+        y: (N, T) int64 targets; -1 masks a target.
+        token_bytes: (V,) number of bytes of text per token, 0 for special tokens. Bits per byte is the loss summed over
+            all targets, including separators, divided by the bytes of their text.
+        batch_size: number of windows per forward pass.
 
     Raises:
         ValueError: no windows, or every target is masked.
@@ -94,6 +96,7 @@ def evaluate(
             f"windows x {tuple(x.shape)}, y {tuple(y.shape)} need one (N, T) shape and a target other than -1"
         )
     losses = _token_losses(model, x, y, batch_size, device)
+    # The mean is over targets, not over windows: windows may have different numbers of unmasked targets.
     counts = (y != IGNORED).sum(1).double()
     tokens = counts.sum()
     mean = losses.sum() / tokens
@@ -106,14 +109,14 @@ def evaluate(
 
 
 def _token_losses(model: Any, x: torch.Tensor, y: torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:
-    """Loss of every target (N, T) in float64 on the CPU, 0 where the target is masked."""
+    """Loss of every target, (N, T) in float64 on the CPU; 0 for masked targets."""
     training = model.training
     model.eval()
     try:
         losses = []
         for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
             logits, _ = model(inputs.to(device))
-            # In float32, because the logits may be bfloat16.
+            # The logits may be bfloat16, whose cross entropy is too coarse to compare models by.
             flat = F.cross_entropy(
                 logits.flatten(0, 1).float(), targets.flatten().to(device), ignore_index=IGNORED, reduction="none"
             )
@@ -136,6 +139,7 @@ def _standard_error(sums: torch.Tensor, counts: torch.Tensor, mean: torch.Tensor
 
 
 def _bits_per_byte(losses: torch.Tensor, y: torch.Tensor, token_bytes: torch.Tensor) -> float | None:
+    # clamp_min: a masked target, -1, is not a valid index; its size is multiplied by 0.
     sizes = token_bytes.cpu().double()[y.clamp_min(0)] * (y != IGNORED)
     total = sizes.sum().item()
     return losses.sum().item() / math.log(2) / total if total > 0 else None

@@ -1,13 +1,13 @@
 """How the size of an update becomes an angle: ``theta(beta) = p arctan(beta / p)``.
 
-Every retraction of the sphere that commutes with rotations moves ``h`` inside the plane of ``h`` and the tangent update
-``w``, so it is one scalar function ``theta(beta)`` of ``beta = |w| / |h|`` (Sphere Retraction Normalizations, arXiv
-2608.02668).
-``p = 1`` is the metric projection, ``p = 2`` the Cayley transform, ``p = inf`` the exponential map (GeoNorm).
+A retraction that commutes with rotations moves ``h`` within the plane of ``h`` and the tangent update ``w``. It is
+therefore one scalar function ``theta(beta)`` of ``beta = |w| / |h|`` (Sphere Retraction Normalizations, arXiv
+2608.02668). ``p = 1`` is the metric projection, ``p = 2`` the Cayley transform, ``p = inf`` the exponential map
+(GeoNorm).
 
 The retraction uses ``C = cos(theta)`` and ``S = sin(theta) / beta``. Both are even in beta, hence smooth functions of
-``q = beta**2``; where p makes them algebraic (p = 1/4, 1/2, 1, 3/2, 2, 3, 4) they are computed without trigonometry.
-For ``p > 2`` the angle can pass pi: a large step then rotates beyond the antipode of ``h``.
+``q = beta**2``. For p = 1/4, 1/2, 1, 3/2, 2, 3 and 4 they are algebraic and computed without trigonometry.
+For ``p > 2`` the angle can exceed pi: a large step then rotates ``h`` past its antipode.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from torch import Tensor
 
 Exponent = float | Tensor
 Angle = Callable[[Tensor], Tensor]
-LOG_P_RANGE = (-3.0, 5.0)  # p from 0.05 to 148: beyond, neighbours in p are the same map to float32
+LOG_P_RANGE = (-3.0, 5.0)  # p from 0.05 to 148: outside this range, a change of p no longer changes the map in float32
 
 
 def exponent_from_log(rho: Tensor) -> Tensor:
-    """``p = exp(rho)``, rho held in ``LOG_P_RANGE``, elementwise. The bound acts on the value alone: a clamped gradient
-    would hold an exponent at its bound for ever."""
+    """``p = exp(rho)`` with rho clamped to ``LOG_P_RANGE``, elementwise. The gradient passes through the clamp."""
+    # A plain clamp has gradient 0 outside the range, so an exponent that reached its bound could never leave it.
     value = rho.detach()
     return (rho + (value.clamp(*LOG_P_RANGE) - value)).exp()
 
 
 def angle(beta: Tensor, p: Exponent) -> Tensor:
-    """``theta = p arctan(beta / p)`` in radians, elementwise; ``beta >= 0``; p in (0, inf], a float or a tensor that
-    broadcasts."""
+    """``theta = p arctan(beta / p)`` in radians, elementwise.
+
+    ``beta >= 0``. ``p`` lies in (0, inf] and is a float or a tensor that broadcasts.
+    """
     if isinstance(p, float) and math.isinf(p):
         return beta
-    # beta * (arctan(u)/u) instead of p * arctan(u): the same number, but p = inf (u = 0) is an ordinary value of it.
+    # Written as beta * (arctan(u)/u) because p * arctan(u) would be inf * 0 where a tensor p is infinite.
     u = (beta / p).clamp_min(_tiny(beta))
     return beta * (torch.atan(u) / u)
 
@@ -51,11 +53,13 @@ def angle_slope(beta: Tensor, p: Exponent) -> Tensor:
 def angle_exponent_slope(beta: Tensor, p: Exponent) -> Tensor:
     """``tau = d theta / d p = arctan(u) - u / (1 + u^2)`` with ``u = beta / p``, elementwise.
 
-    The direct form cancels to order ``u^3``; below 0.1 its alternating series ``sum (-1)^(k+1) 2k/(2k+1) u^(2k+1)``
-    takes over.
+    The two terms of the direct form cancel down to order ``u^3``. Below ``u = 0.1`` the alternating series
+    ``sum (-1)^(k+1) 2k/(2k+1) u^(2k+1)`` is used instead.
     """
     u = beta / p
     direct = torch.atan(u) - u / (1 + u * u)
+    # torch.where evaluates both forms: the clamp keeps the series finite where it is not used. Eight terms at
+    # u <= 0.1 are exact to float64.
     v = u.clamp_max(_SERIES_BELOW)
     series = torch.zeros_like(v)
     for k in range(8, 0, -1):
@@ -64,8 +68,7 @@ def angle_exponent_slope(beta: Tensor, p: Exponent) -> Tensor:
 
 
 def cos_and_sinc(beta: Tensor, p: Exponent) -> tuple[Tensor, Tensor]:
-    """``(C, S) = (cos theta, sin(theta) / beta)``, elementwise, finite and smooth at ``beta = 0`` where it is ``(1,
-    1)``."""
+    """``(C, S) = (cos theta, sin(theta) / beta)``, elementwise; finite and smooth at ``beta = 0``, where both are 1."""
     closed = _CLOSED_FORMS.get(p) if isinstance(p, float) else None
     if closed is not None:
         return closed(beta * beta)
@@ -75,7 +78,9 @@ def cos_and_sinc(beta: Tensor, p: Exponent) -> tuple[Tensor, Tensor]:
 
 
 def cos_and_sinc_of(beta: Tensor, theta: Angle) -> tuple[Tensor, Tensor]:
-    """The same pair for any scalar function ``theta(beta)`` with ``theta(0) = 0`` and unit slope at zero."""
+    """``(C, S)`` as in ``cos_and_sinc``, for any scalar function ``theta(beta)`` with ``theta(0) = 0`` and unit slope
+    at zero."""
+    # The clamp also keeps a root or a quotient inside theta away from 0, where its derivative may be infinite.
     safe = beta.clamp_min(_tiny(beta))
     value = theta(safe)
     return torch.cos(value), torch.sin(value) / safe
@@ -85,8 +90,8 @@ _SERIES_BELOW = 0.1
 
 
 def _tiny(like: Tensor) -> float:
-    """Smallest angle that is told from zero; far above the smallest normal number so that its square root and
-    quotients exist."""
+    """Smallest angle that is distinguished from zero."""
+    # Far above the smallest normal number, so that quotients by it do not overflow.
     return 1e-150 if like.dtype == torch.float64 else 1e-18
 
 

@@ -4,9 +4,11 @@ With ``c = <h,f>/|h|^2``, ``w = s (f - c h)``, ``beta = |w|/|h|`` and ``theta(be
 
     h' = C h + S w,    C = cos(theta),    S = sin(theta)/beta,    |h'| = |h|        (arXiv 2608.02668, unified update)
 
-or, re-projected onto a given radius, ``h' = (radius/|h|) (C h + S w)``: one more factor, and the rounding of earlier
-layers is gone. The vector-Jacobian product is written out by hand: two more row reductions and one more pass than the
-forward map, and nothing in it divides by a quantity that can vanish.
+With a given radius, ``h' = (radius/|h|) (C h + S w)``. This re-projection costs one more factor and removes the
+rounding error of earlier layers.
+
+The vector-Jacobian product is written by hand. It takes two more row reductions and one more pass than the forward map,
+and never divides by a quantity that can vanish.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from spheret.geometry.sphere import Rows, has_direction, max_step, rows
 
 
 class Gradients(NamedTuple):
-    """Gradients of one retraction; the last three are per row, (..., 1), before they are summed to their parameter's
-    shape."""
+    """Gradients of one retraction.
+
+    ``step``, ``p`` and ``radius`` are per row, (..., 1): the caller sums them to the shape of the parameter.
+    """
 
     h: Tensor
     f: Tensor
@@ -39,24 +43,25 @@ def retract_rows(
     radius: Tensor | float | None = None,
     angle: Angle | None = None,
 ) -> Tensor:
-    """``h`` rotated towards the tangent part of ``f``; (..., d) in the compute dtype. Differentiable by autograd as
-    it stands."""
+    """``h`` rotated towards the tangent part of ``f``, (..., d) in the compute dtype. Autograd can differentiate it."""
     r = rows(h, f, step)
     cos, sinc = _rotation(r.beta, p) if angle is None else cos_and_sinc_of(r.beta, angle)
-    return combine(h, r, cos, sinc, radius)
+    return _moved(h, r, cos, sinc, radius)
 
 
 def _rotation(beta: Tensor, p: Exponent) -> tuple[Tensor, Tensor]:
-    """``cos_and_sinc`` rounded once: what float32 arithmetic loses of C^2 + q S^2 = 1 at this p has the same sign in
-    every layer, and the norm would drift by half a unit in the last place with each."""
-    if beta.device.type == "mps":  # no float64 there
+    """``cos_and_sinc`` computed in float64 and rounded once."""
+    # In float32 the error of C^2 + q S^2 = 1 has the same sign in every layer for a given p, and the norm would drift
+    # by half a unit in the last place per layer.
+    if beta.device.type == "mps":  # MPS has no float64
         return cos_and_sinc(beta, p)
     cos, sinc = cos_and_sinc(beta.double(), p.double() if isinstance(p, Tensor) else p)
     return cos.to(beta.dtype), sinc.to(beta.dtype)
 
 
-def combine(h: Tensor, r: Rows, cos: Tensor, sinc: Tensor, radius: Tensor | float | None) -> Tensor:
+def _moved(h: Tensor, r: Rows, cos: Tensor, sinc: Tensor, radius: Tensor | float | None) -> Tensor:
     """``C h + S w``, times ``radius / |h|`` where a radius is given."""
+    # Without a radius C multiplies h itself, not a x: a row with w = 0 then keeps its exact bits.
     if radius is None:
         return cos * h + (r.a * (sinc * r.t)) * r.z
     factor = radius * torch.rsqrt(r.rho2)
@@ -78,6 +83,7 @@ def retract_vjp(
     r = rows(h, f, step)
     cos, sinc = cos_and_sinc(r.beta, p)
     kappa = angle_slope(r.beta, p)
+    # z = 0 gives e = 0, so a clamped |z|^2 makes the quotients 0 instead of NaN.
     smallest = torch.finfo(g.dtype).tiny
     gx = (g * r.x).sum(-1, keepdim=True)
     e = (g * r.z).sum(-1, keepdim=True)
@@ -88,7 +94,7 @@ def retract_vjp(
     dh = cos * g - (r.c * r.t) * df_over_s - (k * a1) * r.z - (r.t * m * r.nu2 / r.rho2) * r.x
     alive = has_direction(r.a)
     ds = alive * r.b * kappa * (cos * e - k * r.nu2 * a1)
-    # Where the relative step was bounded, the step that acted is the bound's.
+    # Where ``rows`` clamped t, the step that acted is smaller than ``step``: recover it from t.
     effective = torch.where(r.t.abs() < max_step(g.dtype), step * torch.ones_like(r.t), r.t * (r.a / r.b))
     df = alive * effective * df_over_s
     dp = None

@@ -1,8 +1,8 @@
 """Row geometry: scale, radius, and the part of an update that is tangent to the sphere through ``h``.
 
-Every row (the last dimension) is one token. Statistics are float32, or float64 where an input is float64. A row is
-divided by its largest absolute entry before anything is squared, so rows of 1e-30 or 1e+30 are as exact as ordinary
-ones; the map is homogeneous, ``R(c h, c f) = c R(h, f)``, so the scale returns as one factor at the end.
+Each row (the last dimension) is one token. Row statistics are float32, or float64 where an input is float64. A row is
+divided by its largest absolute entry before anything is squared, so rows of size 1e-30 or 1e+30 are as exact as
+ordinary ones. The map is homogeneous, ``R(c h, c f) = c R(h, f)``, so the scale of ``h`` is one factor at the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """What both directions of a retraction need of ``h`` and ``f``, row scales taken out; row scalars have shape
-    (..., 1).
+    """Row quantities of ``h`` and ``f`` that the forward and backward pass share; row scalars have shape (..., 1).
 
     ``x = h/a``, ``y = f/b``, ``c = <x,y>/|x|^2``, ``z = y - c x`` (tangent, formed explicitly), ``t = step * b/a``,
     so that the tangent update ``w = step (f - <h,f>/|h|^2 h)`` equals ``a t z`` and ``beta = |w|/|h| = |t| |z|/|x|``.
@@ -33,19 +32,19 @@ class Rows(NamedTuple):
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """float64 if any tensor is float64, else float32: the dtype of row statistics."""
+    """The dtype of row statistics: float64 if any tensor is float64, else float32."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def row_scale(h: Tensor) -> Tensor:
-    """Largest absolute entry of each row, (..., d) -> (..., 1), never below the smallest normal number; not
-    differentiated."""
+    """Largest absolute entry of each row, (..., d) -> (..., 1), at least the smallest normal number."""
+    # Detached: the scale cancels in the result, so its gradient would be zero in exact arithmetic.
     largest = h.detach().abs().amax(dim=-1, keepdim=True)
     return largest.clamp_min(torch.finfo(h.dtype).tiny)
 
 
 def rows(h: Tensor, f: Tensor, step: Tensor | float) -> Rows:
-    """Scaled row quantities of a hidden state and an update.
+    """The scaled row quantities of a hidden state and an update.
 
     Args:
         h, f: (..., d) in the compute dtype.
@@ -53,32 +52,32 @@ def rows(h: Tensor, f: Tensor, step: Tensor | float) -> Rows:
     """
     a = row_scale(h)
     b = row_scale(f)
-    b = torch.where(b > torch.finfo(f.dtype).tiny, b, a)  # f = 0: any scale will do, that of h keeps t = step
+    b = torch.where(b > torch.finfo(f.dtype).tiny, b, a)  # f = 0: any scale works; the scale of h gives t = step
     x, y = h / a, f / b
-    # The largest entry of x is 1, so the bound only acts on h = 0, whose direction does not exist.
+    # The largest entry of x is 1, so the clamp acts only on h = 0, which has no direction.
     rho2 = (x * x).sum(-1, keepdim=True).clamp_min(1.0)
     c = (x * y).sum(-1, keepdim=True) / rho2
     z = y - c * x
-    # Where f is parallel to h to rounding, z is all noise and as much radial as tangent: a second Gram-Schmidt step
-    # ("twice is enough") takes that out, and the norm of h' is exact there too.
+    # If f is parallel to h up to rounding, z is pure noise with a radial part as large as its tangent part. A second
+    # Gram-Schmidt step ("twice is enough") removes the radial part, so the norm of h' is exact there too.
     again = (x * z).sum(-1, keepdim=True) / rho2
     z, c = z - again * x, c + again
     nu2 = (z * z).sum(-1, keepdim=True)
     t = (step * (b / a).clamp_max(torch.finfo(f.dtype).max)).clamp(-max_step(f.dtype), max_step(f.dtype))
     t = has_direction(a) * t
-    # The square root has no derivative at 0, so it never sees one; the factor restores the exact zero.
+    # The square root has no derivative at 0, so its argument is clamped; the factor (nu2 > 0) restores the exact zero.
     beta = (nu2 > 0) * t.abs() * torch.sqrt(nu2.clamp_min(torch.finfo(f.dtype).tiny)) * torch.rsqrt(rho2)
     return Rows(x=x, z=z, a=a, b=b, c=c, t=t, rho2=rho2, nu2=nu2, beta=beta)
 
 
 def max_step(dtype: torch.dtype) -> float:
-    """Largest relative step that is told from larger ones: its square still fits the dtype, and every finite p is
-    long saturated."""
+    """Bound on the relative step ``t``: its square still fits the dtype, and the angle of every finite p has long
+    saturated."""
     return 1e150 if dtype == torch.float64 else 1e16
 
 
 def norm(h: Tensor) -> Tensor:
-    """Row norms without overflow or underflow, (..., d) -> (..., 1), in the compute dtype; gradient 0 where it is 0."""
+    """Row norms without overflow or underflow, (..., d) -> (..., 1) in the compute dtype; a zero row has gradient 0."""
     h = h.to(compute_dtype(h))
     a = row_scale(h)
     x = h / a
@@ -86,5 +85,5 @@ def norm(h: Tensor) -> Tensor:
 
 
 def has_direction(scale: Tensor) -> Tensor:
-    """Whether a row of this scale is told from zero; a hidden state without a direction is left where it is."""
+    """Whether a row of this scale counts as nonzero. A zero hidden state has no direction and is not moved."""
     return scale > torch.finfo(scale.dtype).tiny

@@ -1,4 +1,4 @@
-"""The retraction as an operator: a C++ kernel, Triton kernels, a traceable backward pass, and the dispatch."""
+"""The retraction as an operator: the C++ kernel, the Triton kernels, the formulas in PyTorch, and the dispatch."""
 
 from spheret.kernels.retract import Backend, backend, retract, rotate, which_backend
 from spheret.kernels.scale_norm import scale_norm, unit

@@ -1,11 +1,11 @@
-"""The retraction as one autograd node: the operators where a kernel serves, else the formulas in PyTorch operations.
+"""The retraction as one autograd node: the operators if a kernel can run, else the formulas in PyTorch operations.
 
-The next hidden state is read twice, by the next connection and by the next sublayer (the branch). As two outputs (the
-same numbers, the second in the dtype in which the sublayer computes) their gradients arrive apart and are added in the
-backward pass over the rows, which costs one more read instead of a pass of its own.
+The next hidden state is read twice, by the next connection and by the next sublayer (the branch). Returned as two
+outputs with the same values (the second in the sublayer's dtype), their gradients arrive separately, and the backward
+kernel adds them in its pass over the rows. This costs one more read instead of a separate pass.
 
-Saved are ``h`` and ``f``, which the neighbouring layers keep anyway, the scalars, and of each row one float32 number
-(eight on a GPU; none on the path of the formulas, which computes its statistics again).
+The node saves ``h`` and ``f``, which the neighbouring layers keep anyway, the scalars, and one float32 number per row
+(eight on a GPU; none with the formulas, which compute the row statistics again).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from spheret.kernels.ops import kernels
 
 
 class Retraction(torch.autograd.Function):
-    """``apply(h, f, alpha, p, radius, theta, slope, lambda_l, log_p, branch_dtype, backend)`` -> h', or, unless
-    ``branch_dtype`` is None, h' for the stream and h' for the branch.
+    """``apply(h, f, alpha, p, radius, theta, slope, lambda_l, log_p, branch_dtype, backend)`` -> h' if ``branch_dtype``
+    is None, else h' for the stream and h' for the branch.
 
-    The arguments are those of ``ops.retract``. ``backend``: ``cpp`` or ``triton``, or ``autograd`` for the formulas,
-    which take no theta.
+    The arguments are as in ``ops.retract``. ``backend`` is ``cpp``, ``triton``, or ``autograd`` for the formulas, which
+    do not support theta.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class Retraction(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, Tensor]:
         branch: Any
         kept: Tensor | None = None
-        # The same dtype needs no second tensor: a view of the first is an output with a gradient of its own.
+        # The same dtype needs no second tensor: a view of the first is an output with its own gradient.
         other_dtype = None if branch_dtype is h.dtype else branch_dtype
         if backend == "autograd":
             out = _formula(h, f, alpha, p, radius, lambda_l, log_p)
@@ -67,12 +67,12 @@ class Retraction(torch.autograd.Function):
             g, g_branch = g_branch, None
         if g is None:
             return (None,) * 11
-        # The kernels have no second derivative, the formulas have.
+        # The kernels have no second derivative, so create_graph=True takes the formulas.
         if backend == "autograd" or (torch.is_grad_enabled() and not torch.compiler.is_compiling()):
             if theta is not None:
                 raise RuntimeError(
-                    "a retraction with its own angle function has first derivatives only: for create_graph=True "
-                    'force the formulas by `with spheret.backend("autograd"):`'
+                    "a retraction with a custom angle function has first derivatives only: for create_graph=True, "
+                    'force the formulas with `with spheret.backend("autograd"):`'
                 )
             dtype = compute_dtype(h, f)
             total = g.to(dtype) if g_branch is None else g.to(dtype) + g_branch.to(dtype)
@@ -88,7 +88,7 @@ class Retraction(torch.autograd.Function):
 def _formula(
     h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, radius: Tensor | None, lambda_l: float, log_p: bool
 ) -> Tensor:
-    """``geometry.retract_rows`` for arguments of any dtypes, in the dtype of h."""
+    """``geometry.retract_rows`` for arguments of any dtype; the result has the dtype of h."""
     dtype = compute_dtype(h, f)
     step, exponent, r = _in_dtype(dtype, alpha, p, radius, lambda_l, log_p)
     return retract_rows(h.to(dtype), f.to(dtype), step, exponent, r).to(h.dtype)
@@ -105,7 +105,7 @@ def _formula_vjp(
     log_p: bool,
     need_p: bool,
 ) -> tuple[Tensor | None, ...]:
-    """``geometry.retract_vjp``, every gradient in the shape and dtype of its argument. Itself differentiable."""
+    """``geometry.retract_vjp``, with every gradient in the shape and dtype of its argument. Differentiable itself."""
     dtype = compute_dtype(h, f)
     step, exponent, r = _in_dtype(dtype, alpha, p, radius, lambda_l, log_p)
     grads = retract_vjp(g, h.to(dtype), f.to(dtype), step, exponent, r, need_p=need_p)
@@ -117,34 +117,34 @@ def _formula_vjp(
 def _in_dtype(
     dtype: torch.dtype, alpha: Tensor, p: Tensor, radius: Tensor | None, lambda_l: float, log_p: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Step, exponent and radius as the formulas take them."""
+    """Step, exponent and radius in the dtype and form of the formulas."""
     exponent = exponent_from_log(p.to(dtype)) if log_p else p.to(dtype)
     return alpha.to(dtype) * lambda_l, exponent, None if radius is None else radius.to(dtype)
 
 
 def _sum_to(per_row: Tensor | None, like: Any) -> Tensor | None:
-    """Per-row gradients (..., 1) summed to the shape of the parameter that they belong to."""
+    """Per-row gradients (..., 1), summed to the shape of their parameter."""
     return None if per_row is None else per_row.sum_to_size(like.shape).to(like.dtype)
 
 
-# --- an angle function of the caller's ---
+# --- a custom angle function ---
 
 
 def retract_with_angle(
     h: Tensor, f: Tensor, alpha: Tensor, angle: Angle, radius: Tensor | None, backend: str
 ) -> Tensor:
-    """``geometry.retract_rows`` with ``angle``, by the kernels of ``backend``; it has first derivatives only.
+    """``geometry.retract_rows`` with ``angle``, by the kernels of ``backend``. It has first derivatives only.
 
     Args:
         h, f: (..., d), any floating dtypes.
         alpha, radius: tensors of one element, which may require grad.
-        angle: elementwise ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope there, of a tensor (..., 1).
+        angle: elementwise ``theta(beta)`` in radians for ``beta`` (..., 1), with ``theta(0) = 0`` and unit slope at 0.
 
     Raises:
-        RuntimeError: a second derivative, in the backward pass.
+        RuntimeError: in the backward pass, if a second derivative is requested.
     """
     beta = kernels(backend, h).update_size(h.detach(), f.detach(), alpha.detach())
-    # The angle function sees the dtype that the formulas would show it.
+    # The angle function gets the same dtype as from the formulas.
     beta = beta.to(torch.float64 if torch.float64 in (h.dtype, f.dtype) else torch.float32)
     theta, slope = _angle_and_slope(angle, beta.reshape(*h.shape[:-1], 1))
     out: Tensor = Retraction.apply(
@@ -154,8 +154,8 @@ def retract_with_angle(
 
 
 def _angle_and_slope(angle: Angle, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """theta with the graph of what the function closes over, and its slope (rows,), 1 without gradients."""
-    # Never 0 itself, where the root or quotient of an angle function may have no derivative.
+    """theta, with the graph of any parameters inside ``angle``, and its slope (rows,), 1 if gradients are disabled."""
+    # Clamped away from 0, where a root or a quotient inside the angle function may have no derivative.
     beta = beta.clamp_min(1e-150 if beta.dtype == torch.float64 else 1e-18)
     if not torch.is_grad_enabled():
         return angle(beta), torch.ones_like(beta).flatten()

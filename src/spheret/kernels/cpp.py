@@ -1,10 +1,10 @@
 """Builds and loads the C++ kernel, ``csrc/retract.cpp``, at its first use.
 
-The library is kept in ``$SPHERET_CACHE`` (default ``~/.cache/spheret``), one for each PyTorch version, instruction set,
-compiler flags and source. Where that folder cannot be used the library is built for this process alone; where it
-cannot be built at all, the formulas in PyTorch operations serve, and ``spheret.which_backend`` says why.
+The library is cached in ``$SPHERET_CACHE`` (default ``~/.cache/spheret``), one per PyTorch version, instruction set,
+compiler flags and source. If that folder cannot be used, the library is built for this process only. If it cannot be
+built, the formulas in PyTorch operations run instead, and ``spheret.which_backend`` gives the reason.
 
-``python -m spheret.kernels.cpp`` builds it ahead into the package, for a wheel or an image without a compiler.
+``python -m spheret.kernels.cpp`` builds it into the package in advance, for a wheel or an image without a compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from filelock import FileLock
 
 SOURCE = Path(__file__).parent / "csrc" / "retract.cpp"
-# The vector types of PyTorch are chosen by these macros; its own name for a processor says which it can run.
+# These macros select PyTorch's vector types; the keys are PyTorch's names for the instruction set of a processor.
 _INSTRUCTIONS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX512"],
     "AVX2": ["-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX2"],
@@ -36,12 +36,12 @@ _FLAGS = ["-std=c++20", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trap
 
 _lock = threading.Lock()
 _library: Any = None
-_obstacle: str | None = None  # None: not tried yet
+_obstacle: str | None = None  # None: loading not tried yet
 _fork_lost_threads = False
 
 
 def obstacle() -> str:
-    """Why the kernel cannot serve, or the empty string: it is loaded, and built before that if need be."""
+    """Why the kernel cannot run, or the empty string. The first call loads the library, and builds it if needed."""
     global _obstacle
     if _obstacle is None:
         with _lock:
@@ -50,7 +50,7 @@ def obstacle() -> str:
     return _obstacle
 
 
-# `torch.compile` calls this while it traces, instead of tracing it; see retract.in_function_transform.
+# `torch.compile` calls this function while tracing, instead of tracing it; see retract.in_function_transform.
 obstacle._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -60,23 +60,23 @@ def description() -> str:
 
 
 def instruction_set() -> str:
-    """PyTorch's name for the vector instructions of this processor, ``DEFAULT`` for those that every one has."""
+    """PyTorch's name for the vector instructions of this processor, or ``DEFAULT`` for the baseline set."""
     capability = torch.backends.cpu.get_cpu_capability()
     return capability if capability in _INSTRUCTIONS else "DEFAULT"
 
 
 def library_name(instructions: str) -> str:
-    """File name of the library: what it depends on, so that none is loaded where it does not fit."""
+    """File name of the library. It names all that the library depends on, so that only a matching one is loaded."""
     text = SOURCE.read_bytes() + " ".join([*_FLAGS, *_INSTRUCTIONS.get(instructions, ())]).encode()
     digest = hashlib.sha256(text).hexdigest()[:12]
     return f"retract-{digest}-torch{torch.__version__}-{platform.machine()}-{instructions.lower()}.so"
 
 
 def build(folder: Path, instructions: str) -> Path:
-    """Compile the kernel into ``folder``, atomically, and say so on standard error; returns the library's path.
+    """Compile the kernel into ``folder``, atomically, with a note on standard error; returns the library's path.
 
     Raises:
-        RuntimeError: no compiler, or its error message.
+        RuntimeError: there is no compiler, or it failed (with its error message).
         OSError: the folder cannot be written.
     """
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
@@ -89,7 +89,7 @@ def build(folder: Path, instructions: str) -> Path:
         command = [
             *(*compiler.split(), *_FLAGS, f"-DCPU_CAPABILITY={instructions}"),
             *_INSTRUCTIONS.get(instructions, ["-DCPU_CAPABILITY_DEFAULT"]),
-            # Clang has its own OpenMP runtime, whose threads would fight PyTorch's: one thread there.
+            # Clang links its own OpenMP runtime, whose threads would compete with PyTorch's, so it gets no OpenMP.
             *([] if "clang" in compiler else ["-fopenmp"]),
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             *(f"-I{torch_folder / path}" for path in ("include", "include/torch/csrc/api/include")),
@@ -103,7 +103,7 @@ def build(folder: Path, instructions: str) -> Path:
             lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
             raise RuntimeError(f"{compiler} could not compile the kernel: {first}")
-        with new.open("ab") as file:  # a digest after the library's own content, which loading it ignores
+        with new.open("ab") as file:  # loading ignores bytes after the library; _is_whole checks them
             file.write(hashlib.sha256(new.read_bytes()).digest())
         os.replace(new, target)
     print(f"spheret: compiled in {time.perf_counter() - started:.0f} s: {target}", file=sys.stderr, flush=True)
@@ -111,7 +111,7 @@ def build(folder: Path, instructions: str) -> Path:
 
 
 def _load() -> str:
-    """Load the library that belongs here, built ahead, cached or new; returns why that cannot be."""
+    """Load the matching library: built in advance, cached, or new. Returns why this failed, or the empty string."""
     instructions = instruction_set()
     name = library_name(instructions)
     try:
@@ -121,10 +121,10 @@ def _load() -> str:
         try:
             folder = Path(os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "kernels"
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / f"{name}.lock")  # of processes that start at once, one builds
+            lock = FileLock(folder / f"{name}.lock")  # one of several processes builds, the others wait
             lock.acquire()
-        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-            warnings.warn(f"no cache for the C++ kernel, it is built for this process alone: {error}", stacklevel=2)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+            warnings.warn(f"no cache for the C++ kernel, it is built for this process only: {error}", stacklevel=2)
             with tempfile.TemporaryDirectory(prefix="spheret-") as temporary:
                 _open(build(Path(temporary), instructions))
             return ""
@@ -138,7 +138,7 @@ def _load() -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    # To load a library that is cut short can end the process.
+    # Loading a truncated library can crash the process.
     content = path.read_bytes() if path.exists() else b""
     return content[-32:] == hashlib.sha256(content[:-32]).digest()
 
@@ -151,7 +151,7 @@ def _open(path: Path) -> None:
         _library.spheret_use_one_thread()
 
 
-# --- forks: the child of a process that has used PyTorch's threads has none of them, and would wait for ever ---
+# --- forks: a child process lacks the threads of PyTorch's pool, and would wait for them forever ---
 
 
 def _count_threads() -> int:
@@ -159,7 +159,7 @@ def _count_threads() -> int:
     return sum(1 for _ in tasks.iterdir()) if tasks.is_dir() else -1  # -1: not Linux
 
 
-_threads_at_import = _count_threads()  # NumPy starts some, which are no trouble
+_threads_at_import = _count_threads()  # NumPy starts some, which are harmless
 _threads_before_fork = -1
 
 

@@ -1,12 +1,12 @@
 """The retraction as two operators of ``torch.library``, one for each direction.
 
-``torch.compile`` does not open them; export and selective checkpointing see one node each way. On the CPU they are
-``csrc/retract.cpp``, on a GPU the Triton kernels.
+``torch.compile`` does not trace into them; export and selective checkpointing see one node per direction. On the CPU
+they run ``csrc/retract.cpp``, on a GPU the Triton kernels.
 
-Scalars are tensors of one element; ``alpha`` is multiplied by ``lambda_l``, and with ``log_p`` the exponent is
-``exp(p)``. Without ``radius`` the norm of h is kept. ``theta`` (rows,), where given, holds the angle of every row in
-place of ``p arctan(beta/p)``, and ``slope`` (rows,) its derivative by beta. The dtypes of h, f and gradients may
-differ. Row statistics are float32 or better, and every result has the dtype of the tensor that it belongs to.
+Scalars are tensors of one element. The step size is ``alpha lambda_l``. With ``log_p`` the exponent is ``exp(p)``.
+Without ``radius`` the norm of h is kept. ``theta`` (rows,), if given, holds the angle of every row and replaces
+``p arctan(beta/p)``; ``slope`` (rows,) is its derivative with respect to beta. The dtypes of h, f and gradients may
+differ. Row statistics are float32 or better; a gradient has the dtype of its argument, h' the dtype of h.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 
 _SCALARS = "Tensor alpha, Tensor p, Tensor? radius, float lambda_l, bool log_p, Tensor? theta"
 _SCHEMAS = {
-    # h' (..., d); h' in branch_dtype, or an empty tensor; what the backward pass wants back of each row
+    # h' (..., d); h' in branch_dtype, or an empty tensor; the row statistics that the backward pass needs
     "retract": f"(Tensor h, Tensor f, {_SCALARS}, ScalarType? branch_dtype) -> (Tensor, Tensor, Tensor)",
-    # gradients of h, f, alpha, p (0 unless need_p), radius (empty without one) and theta (empty without one), for the
-    # sum of g and g_branch
+    # gradients of h, f, alpha, p (0 unless need_p), radius (empty without one) and theta (empty without one); the
+    # incoming gradient is the sum of g and g_branch
     "retract_backward": f"(Tensor g, Tensor? g_branch, Tensor h, Tensor f, Tensor kept, {_SCALARS}, Tensor? slope, "
     "bool need_p) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # beta = |w|/|h| (rows,), float64
     "update_size": "(Tensor h, Tensor f, Tensor alpha) -> Tensor",
 }
-# Schemas, not functions: `torch.library.custom_op` looks for aliases at every call, which costs a small model dearly.
+# Schemas, because `torch.library.custom_op` checks for aliases at every call, which slows a small model noticeably.
 for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"spheret::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
 
 
 class Kernels(NamedTuple):
-    """The functions of one backend, with the signatures of the operators."""
+    """The functions of one backend, each with the signature of its operator."""
 
     retract: Callable[..., tuple[Tensor, Tensor, Tensor]]
     retract_backward: Callable[..., tuple[Tensor, ...]]
@@ -45,14 +45,14 @@ OPERATORS = Kernels(*(getattr(torch.ops.spheret, name).default for name in _SCHE
 
 
 def kernels(backend: str, h: Tensor) -> Kernels:
-    """The operators, or in Triton's interpreter, which knows no device, the functions behind them."""
+    """The operators. In Triton's interpreter, whose tensors are on the CPU: the Triton functions themselves."""
     if backend == "triton" and not h.is_cuda:
         return Kernels(*(getattr(_triton_launch(), name) for name in _SCHEMAS))
     return OPERATORS
 
 
 def _triton_launch() -> Any:
-    from spheret.kernels import triton_launch  # imports Triton
+    from spheret.kernels import triton_launch  # here, because this imports Triton
 
     return triton_launch
 

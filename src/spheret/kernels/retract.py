@@ -1,6 +1,6 @@
-"""``retract``: checked arguments, then the backend that serves them. ``which_backend`` says which one, and why.
+"""``retract``: check the arguments, then choose and run a backend. ``which_backend`` returns the choice and the reason.
 
-``with spheret.backend("autograd"):`` forces one, as ``SPHERET_BACKEND=autograd`` does when the package is imported.
+``with spheret.backend("autograd"):`` forces a backend; so does ``SPHERET_BACKEND=autograd``, read at import.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spheret.kernels import cpp
 from spheret.kernels.autograd import Retraction, retract_with_angle
 
 BACKENDS = ("auto", "cpp", "triton", "autograd")
-LARGEST_P = 1e30  # p = inf to the last bit, and a number that a compiled model's package can write down
-LARGEST_TRITON_WIDTH = 16_384  # numbers of a row that the registers of a Triton program hold
+LARGEST_P = 1e30  # gives the same bits as p = inf, and a compiled model's package can serialise it, unlike inf
+LARGEST_TRITON_WIDTH = 16_384  # longest row that fits into the registers of a Triton program
 
 _FLOATS, _ONE = (torch.float32, torch.bfloat16, torch.float16), torch.Size((1,))
 
@@ -34,7 +34,7 @@ _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 class Backend(NamedTuple):
-    """A path that serves the retraction, and why it is taken.
+    """The implementation that runs a retraction, and the reason for the choice.
 
     ``cpp``: the C++ kernel on CPUs. ``triton``: the Triton kernels on GPUs. ``autograd``: the formulas in PyTorch
     operations.
@@ -49,10 +49,10 @@ def backend(name: str) -> Iterator[None]:
     """Force a backend for all retractions inside the ``with`` block, in every thread of the process.
 
     Args:
-        name: ``cpp``, ``triton`` or ``autograd``; ``auto`` takes the fastest that serves.
+        name: ``cpp``, ``triton`` or ``autograd``; ``auto`` takes the fastest that can run.
 
     Raises:
-        ValueError: an unknown name. A backend that cannot serve a call raises RuntimeError there.
+        ValueError: an unknown name. A retraction that the forced backend cannot run raises RuntimeError.
     """
     global _forced
     if name not in BACKENDS:
@@ -84,7 +84,7 @@ def retract(
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
         p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2
-            a large step can rotate past the antipode of ``h``. The values of tensors are not checked.
+            a large step can rotate past the antipode of ``h``. Values of tensors are not checked.
         angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
             ``p`` is then ignored.
         radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
@@ -96,7 +96,7 @@ def retract(
     Raises:
         ValueError: shapes that differ, ``p`` or ``radius`` out of range, a step with more than one value per row.
         TypeError: inputs that are not floating point.
-        RuntimeError: a forced backend that cannot serve these arguments.
+        RuntimeError: the forced backend cannot run these arguments.
     """
     out, _ = rotate(h, f, alpha, p, radius, angle=angle)
     return out
@@ -118,9 +118,9 @@ def rotate(
 
     Args:
         lambda_l: factor on ``alpha``, multiplied in by the kernel.
-        log_p: ``p`` is the logarithm of the exponent, held in ``geometry.LOG_P_RANGE``.
-        branch_dtype: if given, the second result is an output of its own in this dtype, whose gradient is added in the
-            backward pass over the rows. Without it the second result is the first.
+        log_p: ``p`` is the logarithm of the exponent, clamped to ``geometry.LOG_P_RANGE``.
+        branch_dtype: if given, the second result is a separate output in this dtype, whose gradient is added in the
+            backward pass over the rows. If None, both results are the same tensor.
     """
     if angle is None and _is_plain_call(h, f, alpha, p, radius):
         name = "cpp"
@@ -128,7 +128,7 @@ def rotate(
         _check(h, f, alpha, p, radius)
         name, _ = _choose(h, f, (alpha, p, radius), angle)
     if torch.compiler.is_compiling():
-        # Equal layers share one compiled graph: as an argument of the operator lambda would be a constant of each.
+        # Equal layers share one compiled graph: as a float argument of the operator, lambda_l would be baked into it.
         alpha, lambda_l = alpha * lambda_l, 1.0
     alpha, p = _as_tensor(alpha, h, f), _as_tensor(p, h, f)
     radius = None if radius is None else _as_tensor(radius, h, f)
@@ -153,10 +153,10 @@ def which_backend(
     angle: Angle | None = None,
     radius: Tensor | float | None = None,
 ) -> Backend:
-    """The backend that serves ``retract`` for these arguments, and the reason.
+    """The backend that ``retract`` uses for these arguments, and the reason.
 
     Raises:
-        RuntimeError: a forced backend that cannot serve them, or an unknown name in ``SPHERET_BACKEND``.
+        RuntimeError: the forced backend cannot run them, or ``SPHERET_BACKEND`` has an unknown name.
     """
     name, obstacle = _choose(h, f, (alpha, p, radius), angle)
     how = f", {cpp.description()}" if name == "cpp" else ""
@@ -164,8 +164,8 @@ def which_backend(
 
 
 def _is_plain_call(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> bool:
-    """Whether `_check` has nothing to say and `_choose` says cpp, in the ordinary case of training on CPUs. One look:
-    all the questions of those two take a small model longer than its rows do."""
+    """Whether `_check` would pass and `_choose` return cpp, in the ordinary case of training on CPUs. This shortcut
+    exists because, in a small model, the full checks of those two take longer than the rows themselves."""
     return (
         type(h) is Tensor
         and type(f) is Tensor
@@ -190,7 +190,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _choose(h: Tensor, f: Tensor, scalars: tuple[Any, ...], angle: Angle | None) -> tuple[str, str]:
-    """Name of the backend, and why it is not a kernel, or the empty string."""
+    """Name of the backend, and why it is not a kernel (the empty string for a kernel)."""
     if in_function_transform():
         return "autograd", "inside a torch.func transform"
     if _forced == "autograd":
@@ -208,7 +208,7 @@ def _choose(h: Tensor, f: Tensor, scalars: tuple[Any, ...], angle: Angle | None)
 
 
 def _obstacle(kernel: str, h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> str:
-    """Why a kernel cannot serve these arguments, or the empty string."""
+    """Why a kernel cannot run these arguments, or the empty string."""
     device, kind = h.device, h.device.type
     if f.device != device:
         return f"tensors are on {device} and {f.device}"
@@ -234,28 +234,28 @@ def _obstacle(kernel: str, h: Tensor, f: Tensor, scalars: tuple[Any, ...]) -> st
 
 
 def in_function_transform() -> bool:
-    """Whether a ``torch.func`` transform is active: ``vmap`` and ``jvp`` need operations that they know."""
+    """Whether a ``torch.func`` transform is active: ``vmap`` and ``jvp`` cannot transform the kernels."""
     return peek_interpreter_stack() is not None
 
 
-# The compiler calls this while it traces: what `torch.compiler.assume_constant_result` does, without importing it all.
+# Makes the compiler call this function while tracing: `assume_constant_result` without importing the compiler.
 in_function_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _as_tensor(value: Tensor | float, h: Tensor, f: Tensor) -> Tensor:
-    """A scalar argument as a tensor (1,); a tensor stays as it is."""
+    """A scalar argument as a tensor (1,); a tensor is returned unchanged."""
     if isinstance(value, Tensor):
         return value
     value = LARGEST_P if value > LARGEST_P else value
     dtype = torch.float64 if torch.float64 in (h.dtype, f.dtype) else torch.float32
     if torch.compiler.is_compiling() or type(h) is not Tensor or torch._C._len_torch_dispatch_stack():
-        return h.new_full((1,), value, dtype=dtype)  # of the kind of h, a fake tensor for example
+        return h.new_full((1,), value, dtype=dtype)  # of the same kind as h, for example a fake tensor
     return _constant(float(value), dtype, h.device)
 
 
 @functools.lru_cache(maxsize=1024)
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # An ordinary tensor, whatever modes the first caller is in: a training step may be the second.
+    # An ordinary tensor in any mode of the first caller: it is cached, and the next caller may be a training step.
     with torch.inference_mode(False), _disable_current_modes():
         return torch.full((1,), value, dtype=dtype, device=device)
 

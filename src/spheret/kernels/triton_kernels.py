@@ -1,12 +1,12 @@
-"""The retraction of rows as Triton kernels: each tensor moves once in each direction.
+"""The retraction as Triton kernels: forward and backward read or write each tensor once.
 
-A program holds ``BLOCK_N`` whole rows of width d in registers, padded to ``BLOCK_D`` columns with zeros. The
-mathematics and its names are those of ``geometry.sphere`` and ``geometry.retraction``: ``x = h/a``, ``y = f/b``,
-``z = y - c x``, ``t = step b/a``. The scales a and b are powers of two, so dividing by them rounds nothing. Row scalars
-are ``(BLOCK_N,)``.
+A program holds ``BLOCK_N`` whole rows of width d in registers, padded to ``BLOCK_D`` columns with zeros. The formulas
+and names are the same as in ``geometry.sphere`` and ``geometry.retraction``: ``x = h/a``, ``y = f/b``, ``z = y - c x``,
+``t = step b/a``. The scales a and b are powers of two, so dividing by them is exact. Row scalars have shape
+``(BLOCK_N,)``.
 
 Statistics are float32, and every result is rounded once, when it is stored. (Float64 rows take the formulas.) Eight
-numbers of each row are kept for the backward pass: a (0 for a row without direction), b, the two parts of c, ``|x|^2``,
+numbers per row are kept for the backward pass: a (0 for a row without direction), b, the two parts of c, ``|x|^2``,
 ``|z|^2``, ``1 - cos(theta)`` and ``sin(theta)/beta``.
 
 ``alpha_ptr``, ``p_ptr`` and ``radius_ptr`` point to one number each; without ``radius_ptr`` the norm of h is kept.
@@ -21,7 +21,7 @@ import triton.language as tl
 STATS = 8
 _STATS = tl.constexpr(STATS)
 
-# pi/2 as a float32 and the rest.
+# pi/2 rounded to float32, and the remainder
 _HALF_PI = tl.constexpr(1.57079637050628662109375)
 _HALF_PI_REST = tl.constexpr(-4.371139000186241e-8)
 # geometry.LOG_P_RANGE
@@ -31,8 +31,8 @@ _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number
 
 # --- arithmetic that Triton only approximates ---
 #
-# Triton's ``/`` and ``sqrt`` are approximate in float32, and an error to one side adds up over a thousand connections.
-# Its arctan lives in a device library that the interpreter does not have.
+# Triton's ``/`` and ``sqrt`` are approximate in float32, and a biased error adds up over a thousand connections.
+# Triton's arctan is in a device library that the interpreter does not have.
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def arctan(u):
 
 @triton.jit
 def _power_of_two(largest):
-    """A positive number rounded down to a power of two, within the range whose reciprocal is normal too."""
+    """A positive number rounded down to a power of two, clamped so that its reciprocal is a normal number too."""
     power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     return tl.minimum(tl.maximum(power, _TINY), 8.507059173023462e37)
 
@@ -73,16 +73,16 @@ def _reciprocal(power):
     return (0x7F000000 - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
-# --- the angle: theta = p arctan(beta / p), one formula for every p in (0, inf], so all p cost the same ---
+# --- the angle: theta = p arctan(beta / p); one formula for every p in (0, inf], so all p cost the same ---
 
 
 @triton.jit
 def rotation(beta, p):
     """``(1 - cos theta, sin(theta) / beta)``; at p = inf theta is beta.
 
-    Both from the half angle, so that the versine keeps its digits where the angle is small and the two stay on one
-    circle. Beyond ``beta = p`` whole quarter turns of ``theta/2 = p/2 (pi/2 - arctan(p/beta))`` are split off before
-    anything is rounded, so that the sine keeps its digits near pi too (p = 2 and a large step).
+    Both come from the half angle: the versine keeps its digits at small angles, and the two stay on one circle. For
+    ``beta > p``, whole quarter turns of ``theta/2 = p/2 (pi/2 - arctan(p/beta))`` are subtracted before anything is
+    rounded, so that the sine keeps its digits near pi too (p = 2 and a large step).
     """
     u = tl.div_rn(beta, p)
     v, _, bend = _folded(u)
@@ -112,8 +112,8 @@ def angle_slope(beta, p):
 
 @triton.jit
 def angle_exponent_slope(beta, p):
-    """``d theta / d p = arctan(u) - u / (1 + u^2)``; for ``u <= 1`` as ``u (bend + u^2 / (1 + u^2))``, whose terms do
-    not cancel."""
+    """``d theta / d p = arctan(u) - u / (1 + u^2)``. For ``u <= 1`` it is computed as ``u (bend + u^2 / (1 + u^2))``,
+    which hardly cancels."""
     u = tl.div_rn(beta, p)
     v, q, bend = _folded(u)
     part = tl.div_rn(tl.full(u.shape, 1.0, tl.float32), 1 + q)
@@ -125,7 +125,7 @@ def angle_exponent_slope(beta, p):
 
 @triton.jit
 def _grid(n, d, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Row numbers (BLOCK_N,) in 64 bits, since their offsets pass 2^31; columns (1, BLOCK_D); the masks of both."""
+    """Row numbers (BLOCK_N,), 64-bit because row offsets exceed 2^31; columns (1, BLOCK_D); the masks of both."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)[None, :]
     live = row < n
@@ -144,7 +144,7 @@ def _store_rows(rows_ptr, row, column, d, mask, values):
 
 @triton.jit
 def _load_scalar(scalar_ptr, row):
-    """One number, for every row."""
+    """One number, repeated for every row."""
     return tl.full(row.shape, 1.0, tl.float32) * tl.load(scalar_ptr).to(tl.float32)
 
 
@@ -167,7 +167,7 @@ def measure(h, f):
     rho2 = tl.where(xx < 1, 1.0, xx)
     c1 = tl.div_rn(tl.sum(x * y, 1), rho2)
     z = y - c1[:, None] * x
-    # Second Gram-Schmidt step: where f is parallel to h, z is noise, and noise is partly radial.
+    # Second Gram-Schmidt step: if f is parallel to h, z is rounding noise, which is partly radial.
     c2 = tl.div_rn(tl.sum(x * z, 1), rho2)
     z = z - c2[:, None] * x
     a = tl.where(largest_h > _TINY, a, 0.0)
@@ -176,7 +176,7 @@ def measure(h, f):
 
 @triton.jit
 def _scale(h, f, a, b, c1, c2):
-    """x and z of rows whose statistics are known, by the operations of `measure`."""
+    """x and z of rows with known statistics, by the same operations as in `measure`."""
     x = h * _reciprocal(tl.maximum(a, _TINY))[:, None]
     y = f * _reciprocal(b)[:, None]
     return x, (y - c1[:, None] * x) - c2[:, None] * x
@@ -184,8 +184,8 @@ def _scale(h, f, a, b, c1, c2):
 
 @triton.jit
 def relative_step(step, a, b):
-    """``t``, bounded where its square would overflow, and the step that acts then; both 0 for a row without
-    direction."""
+    """``t``, clamped so that its square does not overflow, and the step that this ``t`` corresponds to; both 0 for a
+    row without direction."""
     safe = tl.maximum(a, _TINY)
     t = step * tl.minimum(b * _reciprocal(safe), 3.4e38)
     bound = tl.where(t > 1e16, 1e16, tl.where(t < -1e16, -1e16, t))  # NaN stays
@@ -207,8 +207,8 @@ def retract_kernel(
     h_ptr, f_ptr, alpha_ptr, p_ptr, radius_ptr, theta_ptr, out_ptr, branch_ptr, stats_ptr, lambda_l, n, d, h_stride,
     f_stride, LOG_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out, its copy for the branch (or None) in another dtype, and stats (n, 8), from h and f. ``theta_ptr`` (n,),
-    unless None, holds angles that take the place of those of p."""
+    """Compute out, its copy for the branch in another dtype (unless None), and stats (n, 8) from h and f. Angles in
+    ``theta_ptr`` (n,), unless None, replace the angles from p."""
     row, column, live, mask = _grid(n, d, BLOCK_N, BLOCK_D)
     h = _load_rows(h_ptr, row, column, h_stride, mask)
     x, z, a, b, c1, c2, rho2, nu2 = measure(h, _load_rows(f_ptr, row, column, f_stride, mask))
@@ -231,7 +231,7 @@ def retract_kernel(
     factor = tl.maximum(a, _TINY)
     if radius_ptr is not None:
         factor = tl.div_rn(_load_scalar(radius_ptr, row), tl.sqrt_rn(rho2))
-    # h plus what changes, not C h: a cosine that rounds to 1 would let the norm grow.
+    # h plus its change, instead of C h + S w: at small angles C would round to 1 and the norm would grow.
     moved = factor[:, None] * (x + ((sinc * t)[:, None] * z - versine[:, None] * x))
     _store_rows(out_ptr, row, column, d, mask, moved)
     if branch_ptr is not None:
@@ -244,10 +244,10 @@ def retract_backward_kernel(
     lambda_l, n, d, g_stride, g_branch_stride, h_stride, f_stride, LOG_P: tl.constexpr, NEED_P: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by the formulas of ``geometry.retract_vjp``, for the sum of g and, unless None, g_branch.
+    """Gradients by the formulas of ``geometry.retract_vjp``, for the sum of g and g_branch (unless None).
 
-    ``sums_ptr`` (3, n) gets the gradients of alpha, p (0 unless NEED_P) and radius, row by row. With ``slope_ptr``
-    (n,) the angle is a function of its own with these slopes, and the second row holds the gradients of theta.
+    ``sums_ptr`` (3, n) receives the gradients of alpha, p (0 unless NEED_P) and radius, row by row. ``slope_ptr`` (n,)
+    holds the slopes of a custom angle function; the second row of sums then holds the gradients of theta.
     """
     row, column, live, mask = _grid(n, d, BLOCK_N, BLOCK_D)
     at = stats_ptr + row * _STATS
@@ -303,7 +303,7 @@ def update_size_kernel(
     h_ptr, f_ptr, alpha_ptr, beta_ptr, n, d, h_stride, f_stride, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
    
 ):  # fmt: skip
-    """beta (n,), for an angle that is computed elsewhere."""
+    """beta (n,), as input of a custom angle function."""
     row, column, live, mask = _grid(n, d, BLOCK_N, BLOCK_D)
     h = _load_rows(h_ptr, row, column, h_stride, mask)
     _, _, a, b, _, _, rho2, nu2 = measure(h, _load_rows(f_ptr, row, column, f_stride, mask))

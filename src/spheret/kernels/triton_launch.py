@@ -1,10 +1,10 @@
 """The Triton kernels as functions on tensors, with the signatures of the operators in :mod:`spheret.kernels.ops`.
 
 ``h``, ``f`` and gradients are (..., d) with d up to 16,384, each float32, bfloat16 or float16, with any strides.
-``alpha``, ``p`` and ``radius`` are tensors of one element: nothing here waits for the device, so a CUDA graph can
-record it. Results are contiguous, nothing else is written, and no sum depends on the order in which programs run.
+``alpha``, ``p`` and ``radius`` are tensors of one element, so nothing waits for the device and a CUDA graph can record
+each function. Results are contiguous, nothing else is written, and no sum depends on the order of the programs.
 
-In Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) the same code runs on CPU tensors, slowly.
+In Triton's interpreter (``TRITON_INTERPRET=1`` set before Triton is imported), this code runs on CPU tensors, slowly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def retract(
     theta: Tensor | None,
     branch_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``ops.retract``; the third result holds eight statistics of each row, (rows, 8)."""
+    """See ``ops.retract``. The third result holds eight statistics per row, (rows, 8)."""
     x, y = _as_rows(h), _as_rows(f)
     out = h.new_empty(h.shape)
     branch = None if branch_dtype is None else h.new_empty(h.shape, dtype=branch_dtype)
@@ -88,10 +88,10 @@ def update_size(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
 
 
 def program_size(d: int) -> tuple[int, int, int]:
-    """Rows of a program, columns of a row (a power of two), and warps, for width d.
+    """Rows per program, columns per row (a power of two), and warps per program, for width d.
 
-    What is computed once per row is computed by every warp of it, so a warp takes as much of a row as its registers
-    hold.
+    Every warp of a row repeats the computations on row scalars, so each warp takes as much of a row as its registers
+    can hold.
     """
     block = triton.next_power_of_2(d)
     per_warp = 1024 if block <= 4096 else 512
@@ -99,7 +99,7 @@ def program_size(d: int) -> tuple[int, int, int]:
 
 
 def _launch(kernel: Any, h: Tensor, f: Tensor, *tensors: Tensor | None, **options: Any) -> None:
-    """Run a kernel over the rows of h and f, (rows, d) with the numbers of a row side by side."""
+    """Run a kernel over the rows of h and f, (rows, d), each row contiguous."""
     n, d = h.shape
     if n == 0:
         return
@@ -114,6 +114,6 @@ def _launch(kernel: Any, h: Tensor, f: Tensor, *tensors: Tensor | None, **option
 
 
 def _as_rows(t: Tensor) -> Tensor:
-    """(..., d) -> (rows, d), a view where the numbers of a row lie side by side."""
+    """(..., d) -> (rows, d), a view if each row is contiguous, else a copy."""
     rows = t.reshape(-1, t.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()

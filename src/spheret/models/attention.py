@@ -1,7 +1,7 @@
 """Causal self-attention in nanoGPT's layout: one packed projection for q, k and v, one output projection.
 
-Options normalise queries and keys head by head, and rotate them by their positions. The norm is an RMSNorm with a gain
-before the rotation (as in Qwen3), or norm 1 times a learned scale after it (as in nGPT).
+Optionally, queries and keys are normalised head by head and rotated by their positions. The norm is an RMSNorm with a
+gain before the rotation (as in Qwen3), or a division by the norm times a learned scale after it (as in nGPT).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class CausalSelfAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim) if rms else None
         self.k_norm = RMSNorm(self.head_dim) if rms else None
         self.qk_scale = ScaledVector(dim, options.qk_scale) if options.qk_norm == "l2" else None
-        # The product of two vectors of norm 1 is a cosine; times sqrt(d_h), it spreads as the usual scores do.
+        # The product of two vectors of norm 1 is a cosine, with a spread of about 1/sqrt(d_h). Times sqrt(d_h), it has
+        # the spread of the usual scores <q, k>/sqrt(d_h).
         unit_norm = options.qk_norm == "l2" or (options.qk_norm == "none" and options.unit_heads)
         self.softmax_scale = math.sqrt(self.head_dim) if unit_norm else None
         self.resid_dropout = nn.Dropout(dropout)
@@ -68,7 +69,7 @@ class CausalSelfAttention(nn.Module):
         return self.resid_dropout(times(y, self.factors.attn_out))
 
     def fold(self) -> None:
-        """Multiply the factors into the weights."""
+        """Multiply the constant factors into the weights, in place."""
         scale_outputs(self.c_attn, self.factors.qkv)
         scale_outputs(self.c_proj, self.factors.attn_out)
         self.factors = Factors()
@@ -84,6 +85,7 @@ class CausalSelfAttention(nn.Module):
         if self.qk_scale is not None:
             scale = self.qk_scale().view(self.n_head, 1, self.head_dim)
             q, k = scale * unit(q), scale * unit(k)
+        # The rotation and the learned scale are float32; v is not, and scaled_dot_product_attention needs one dtype.
         return q.to(dtype), k.to(dtype)
 
 
@@ -100,9 +102,10 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """``x`` (..., length, d_h) with every position rotated by its ``angles`` (length, d_h / 2), in float32 or better.
 
     Rotary positions (RoFormer, arXiv 2104.09864): position m rotates the plane (x_i, x_{i + d_h/2}) of a head by the
-    angle ``m base^(-2i/d_h)``, i = 0 .. d_h/2 - 1. Norms are kept, and <R_m q, R_n k> depends on m - n alone. Planes
-    pair the two halves of a head, as in GPT-NeoX, LLaMA and the transformers library. (The code of nGPT pairs
-    neighbours and multiplies them by (cos, sin) without forming the sum, which is not a rotation.)
+    angle ``m base^(-2i/d_h)``, i = 0 .. d_h/2 - 1. Norms are kept, and <R_m q, R_n k> depends only on m - n. Entry i of
+    the first half of a head is paired with entry i of the second half, as in GPT-NeoX, LLaMA and the transformers
+    library. (nGPT's code pairs neighbours and multiplies them by (cos, sin) without adding the products, which is not a
+    rotation.)
     """
     cos, sin = angles.cos(), angles.sin()
     a, b = x.chunk(2, dim=-1)

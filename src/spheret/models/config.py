@@ -1,4 +1,4 @@
-"""The shape of a GPT, and the choices of its user put in the place of what its scheme asks for."""
+"""The shape of a GPT, and the architecture options that may override those of its scheme."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spheret.connections import parse_scheme
 from spheret.connections.options import Factors, Head, MLPKind, ModelOptions, Positions, QKNorm
 
 AUTO = "auto"
-# The fields of a configuration that may replace what the scheme asks for, and their values besides `auto`.
+# The fields that may override the scheme's model options, and their values besides `auto`.
 CHOICES: dict[str, tuple[str, ...]] = {
     "positions": get_args(Positions),
     "mlp": get_args(MLPKind),
@@ -23,18 +23,18 @@ class GPTConfig:
     """Shape of a GPT.
 
     Attributes:
-        n_layer: blocks, each an attention and an MLP sublayer.
-        n_head: attention heads.
+        n_layer: number of blocks, each an attention and an MLP sublayer.
+        n_head: number of attention heads.
         n_embd: width d of the hidden state.
         block_size: longest context, tokens.
-        vocab_size: rows of the embedding and of the tied head.
+        vocab_size: rows of the embedding and of the head.
         scheme: name of the residual scheme, for example ``spheret:p=1``.
-        dropout: probability, everywhere nanoGPT has one.
+        dropout: dropout probability, in the same places as in nanoGPT.
         bias: biases in the linear layers (biases of norms are an option of the scheme).
-        init: ``auto`` (by the width, as the scheme asks) or ``nanogpt`` (std 0.02, last projections 0.02/sqrt(2
-            n_layer); the scheme's ``gain``, ``embedding_gain`` and ``residual`` then have no effect).
-        positions: ``learned`` embeddings, ``rope``, or ``auto``: what the scheme asks for, which is ``learned`` where
-            the scheme is only a connection.
+        init: ``auto`` (the scheme's rule, which follows the width) or ``nanogpt`` (std 0.02, last projections
+            0.02/sqrt(2 n_layer); the scheme's ``gain``, ``embedding_gain`` and ``residual`` then have no effect).
+        positions: ``learned`` embeddings, ``rope``, or ``auto``: the scheme's choice, which is ``learned`` where the
+            scheme is only a connection.
         mlp: ``gelu`` (d -> 4d -> d), ``swiglu`` (d -> 2 x 4d -> d, half as many parameters again) or ``auto`` (gelu).
         qk_norm: norm of queries and keys: ``none``, ``rms``, ``l2`` or ``auto`` (none).
         head: ``tied`` to the token embedding, ``untied`` or ``auto`` (tied).
@@ -42,7 +42,7 @@ class GPTConfig:
         folded: the scheme's constant factors are already in the weights; see ``spheret.models.fold_factors``.
 
     Raises:
-        ValueError: a value out of range, an unknown scheme, or a choice that the scheme does not leave open.
+        ValueError: a value out of range, an unknown scheme, or an option that the scheme fixes to another value.
     """
 
     n_layer: int = 6
@@ -76,13 +76,13 @@ class GPTConfig:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: choose one of {AUTO}, {', '.join(values)}")
         if not self.rope_base > 1:
             raise ValueError(f"rope_base = {self.rope_base}: it must be above 1; 10000 is common")
-        self.options()
+        self.options()  # raises where the scheme and these fields do not fit together
 
     def options(self) -> ModelOptions:
-        """The model around the connections: what the scheme asks for, except where a choice here replaces it.
+        """The model around the connections: the scheme's options, overridden by the fields here that are not ``auto``.
 
         Raises:
-            ValueError: a choice that the scheme does not leave open, or rotary positions in heads of odd width.
+            ValueError: an option that the scheme fixes to another value, or rotary positions in heads of odd width.
         """
         head_dim = self.n_embd // self.n_head
         wanted = parse_scheme(self.scheme).model_options(self.n_embd, head_dim)

@@ -1,8 +1,8 @@
 """GPT in nanoGPT's architecture, with residual connections that it receives from its scheme.
 
-Learned positions, packed attention, GELU MLP, tied head, no biases, unless the configuration or the scheme asks for
-something else. Every residual goes through a connection, ``h = connection(h, sublayer(connection.branch_input(h)))``.
-The model does not know which scheme it runs.
+By default: learned positions, packed attention, GELU MLP, tied head, no biases. The configuration or the scheme can
+change each of these. Every residual goes through a connection, ``h = connection(h,
+sublayer(connection.branch_input(h)))``. Nothing in this file depends on which scheme that is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from spheret.models.weights import WeightScales, initialise
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with its connection. All blocks of a model run the same code, so those that are compiled
-    one by one share a graph."""
+    """Attention and MLP, each with its connection.
+
+    All blocks of a model run the same code, so blocks that are compiled one at a time share one graph.
+    """
 
     def __init__(self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection) -> None:
         super().__init__()
@@ -49,7 +51,8 @@ class Block(nn.Module):
     def forward(self, h: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """(stream, branch) before the block -> (stream, branch) after it, each (B, T, d).
 
-        Both hold the same numbers: connections read the stream, sublayers the branch; see :meth:`Connection.forward`.
+        The two hold the same values: connections read ``stream``, sublayers read ``branch``. See
+        :meth:`Connection.forward`.
         """
         h, branch = self.attn_connection(h, self.attn(self.attn_connection.branch_input(branch)), split=True)
         f = self.mlp(self.mlp_connection.branch_input(branch))
@@ -88,7 +91,7 @@ class GPT(nn.Module):
 
         Args:
             idx: (B, T) int64 token ids, T at most ``block_size``.
-            targets: (B, T) int64, -1 where there is no loss.
+            targets: (B, T) int64; positions with target -1 have no loss.
 
         Returns:
             logits (B, T, vocab_size) and the mean cross entropy in nats per target, or None without targets.
@@ -102,11 +105,12 @@ class GPT(nn.Module):
         logits = self.logits(h)
         if targets is None:
             return logits, None
+        # bfloat16 logits are cast to float32 first: their cross entropy would be off in the third digit.
         rows = logits.view(-1, logits.shape[-1])
         return logits, F.cross_entropy(rows.to(compute_dtype(rows)), targets.reshape(-1), ignore_index=-1)
 
     def embed(self, idx: Tensor) -> Tensor:
-        """Tokens (B, T) -> the residual stream (B, T, n_embd) before the first block."""
+        """Token ids (B, T) -> the residual stream (B, T, n_embd) before the first block."""
         length = idx.shape[1]
         if length > self.config.block_size:
             raise ValueError(
@@ -121,13 +125,14 @@ class GPT(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """The residual stream (..., n_embd) after the last block -> logits (..., vocab_size)."""
         weight = self.wte.weight if self.lm_head is None else self.lm_head.weight
-        if self.logit_scale is not None:  # on the rows of the head: cheaper than on the logits of every token
+        if self.logit_scale is not None:
+            # The scale multiplies the rows of the head, which is cheaper than multiplying the logits of every token.
             weight = (self.logit_scale().unsqueeze(-1) * weight).to(weight.dtype)
         return F.linear(self.stream.exit(h), weight)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """(Re)initialise every parameter and buffer, also after ``to_empty`` from the meta device."""
+        """Initialise every parameter and buffer, also after ``to_empty`` from the meta device."""
         config = self.config
         scales = WeightScales(config.init, self.scheme.init_rule(config.n_embd, config.n_layer), config.n_layer)
         for embedding in (self.wte, self.wpe, self.lm_head):
@@ -137,6 +142,7 @@ class GPT(nn.Module):
         if self.logit_scale is not None:
             self.logit_scale.reset_parameters()
         self.stream.reset_parameters()
+        # Last: the scheme's weight constraint applies to the drawn weights of the whole model.
         self.stream.after_init(self)
 
     def stream_axes(self) -> dict[str, int]:
@@ -148,7 +154,7 @@ class GPT(nn.Module):
         """Apply the scheme's weight constraint; call after every optimizer step.
 
         Raises:
-            ValueError: the factors are folded into the weights, to which the constraint does not apply.
+            ValueError: the constant factors are folded into the weights, which therefore do not fit the constraint.
         """
         if self.config.folded:
             raise ValueError("folded = True: a model with folded factors is for inference; train the one it came from")
@@ -164,8 +170,8 @@ class GPT(nn.Module):
 def fold_factors(model: GPT) -> GPT:
     """A copy of ``model`` for inference: the same logits, with the constant factors multiplied into the weights.
 
-    ``config.folded`` is True in the copy. It is not for training, since the scheme's constraint does not hold for its
-    weights: its ``after_step`` raises.
+    ``config.folded`` is True in the copy. The copy cannot be trained, since its weights do not fit the scheme's
+    constraint: its ``after_step`` raises.
     """
     folded = copy.deepcopy(model)
     for module in folded.modules():

@@ -1,4 +1,4 @@
-"""The feed-forward sublayers: GPT-2's, a GELU between two projections of four times the width, and SwiGLU."""
+"""The feed-forward sublayers: GPT-2's MLP, d -> 4d -> d with a GELU, and SwiGLU, d -> 2 x 4d -> d."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from spheret.connections.learned import ScaledVector
 from spheret.connections.options import Factors, ModelOptions, Scaling
 from spheret.models.weights import scale_outputs, times
 
-HIDDEN = 4  # hidden units, in units of the width
+# Hidden units, in units of the width. SwiGLU has as many, as in nGPT, so it has half as many parameters again as the
+# GELU MLP; LLaMA's 8/3 would make them equal.
+HIDDEN = 4
 
 
 class MLP(nn.Module):
@@ -31,10 +33,10 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """``W_d (u silu(v))`` with (u, v) the halves of ``W x`` (Shazeer, arXiv 2002.05202), (..., d) -> (..., d).
+    """``W_d (u silu(v))``, where u and v are the halves of ``W x`` (Shazeer, arXiv 2002.05202), (..., d) -> (..., d).
 
-    ``scale`` is for a learned vector on both halves; ``factors`` are the constants ``up`` on u, ``gate`` on v and
-    ``down`` on the output.
+    ``scale`` adds a learned vector that multiplies both halves. ``factors`` holds the constants: ``up`` on u, ``gate``
+    on v and ``down`` on the output.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class SwiGLU(nn.Module):
         return self.dropout(times(y, self.factors.down))
 
     def fold(self) -> None:
-        """Multiply the factors into the weights."""
+        """Multiply the constant factors into the weights, in place."""
+        # c_fc holds both halves: its first outputs are u, the rest v.
         outputs = torch.full_like(self.c_fc.weight[:, 0], self.factors.up)
         outputs[len(outputs) // 2 :] = self.factors.gate
         scale_outputs(self.c_fc, outputs)
@@ -75,7 +78,7 @@ class SwiGLU(nn.Module):
 
 
 def build_mlp(dim: int, options: ModelOptions, *, dropout: float, bias: bool) -> nn.Module:
-    """The MLP that ``options`` ask for."""
+    """The MLP that ``options.mlp`` names."""
     if options.mlp == "gelu":
         return MLP(dim, dropout=dropout, bias=bias)
     return SwiGLU(dim, dropout=dropout, bias=bias, scale=options.mlp_scale, factors=options.factors)

@@ -1,5 +1,4 @@
-"""The linear maps of a GPT: their initial weights, by the scheme's rule or nanoGPT's, and the constant factors on
-their outputs."""
+"""The linear layers of a GPT: initial weights, by the scheme's rule or nanoGPT's, and constant factors on outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ class WeightScales:
     """Standard deviations of initial weights.
 
     Attributes:
-        init: ``auto``, by the scheme's ``rule``; ``nanogpt``, 0.02 at every width and 0.02/sqrt(2 n_layer) in the last
-            map of every sublayer.
-        rule: what the scheme asks for.
+        init: ``auto`` follows ``rule``; ``nanogpt`` is 0.02 at every width, and 0.02/sqrt(2 n_layer) in the last
+            projection of every sublayer.
+        rule: the scheme's rule.
         n_layer: number of blocks.
     """
 
@@ -37,7 +36,7 @@ class WeightScales:
         return NANOGPT_STD if self.init == "nanogpt" else self.rule.embedding_std
 
     def hidden(self, fan_in: int, *, last: bool) -> float:
-        """For a linear map with ``fan_in`` inputs. ``last``: it is the last map of its sublayer."""
+        """For a linear layer with ``fan_in`` inputs. ``last``: whether it is the last projection of its sublayer."""
         if self.init == "nanogpt":
             return NANOGPT_STD / math.sqrt(2 * self.n_layer) if last else NANOGPT_STD
         std = self.rule.gain / math.sqrt(fan_in)
@@ -45,7 +44,8 @@ class WeightScales:
 
 
 def initialise(blocks: nn.Module, scales: WeightScales) -> None:
-    """Draw every weight matrix of ``blocks``. Biases start at 0, other parameters where their modules put them."""
+    """Draw every weight matrix of ``blocks``. Biases start at 0, other parameters where their modules reset them."""
+    # nanoGPT's name c_proj marks the last projection, in attention and in the MLP.
     for name, module in blocks.named_modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=scales.hidden(module.in_features, last=name.endswith("c_proj")))
@@ -56,12 +56,12 @@ def initialise(blocks: nn.Module, scales: WeightScales) -> None:
 
 
 def times(x: Tensor, factor: float) -> Tensor:
-    """``factor x``. A factor of 1 costs nothing."""
+    """``factor x``, without a multiplication where the factor is 1."""
     return x if factor == 1 else factor * x
 
 
 def scale_outputs(linear: nn.Linear, factor: float | Tensor) -> None:
-    """Multiply weight and bias of ``linear`` in place by ``factor``, one number or one for each output."""
+    """Multiply weight and bias of ``linear`` in place by ``factor``: one number, or one per output (out_features,)."""
     linear.weight.mul_(factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
     if linear.bias is not None:
         linear.bias.mul_(factor)

@@ -1,7 +1,7 @@
 """Training one model: `train(config, out)`.
 
-Read `loop.py` first; it calls `state.py` (what changes while a run trains), `step.py` (one optimizer step),
-`run_folder.py` and `checkpoint.py` (what a run leaves on disk).
+Read `loop.py` first. It calls `state.py` (model, optimizer and counters), `step.py` (one optimizer step),
+`run_folder.py` and `checkpoint.py` (the files of a run).
 """
 
 from spheret.training.checkpoint import load_model

@@ -2,9 +2,9 @@
 
     model.safetensors   weights
     state.pt            optimizer, monitor, counters, random state (read with weights_only=True)
-    config.json         the run's configuration, so that the model can be built from this folder alone
+    config.json         the run's configuration, so that this folder is enough to build the model
 
-A checkpoint is written under a temporary name and then renamed, so every folder named step_XXXXXXX is complete.
+A checkpoint is written under a temporary name and then renamed. Every folder named step_XXXXXXX is therefore complete.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ WEIGHTS, STATE = "model.safetensors", "state.pt"
 
 
 def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerprint: str) -> Path:
-    """Save `state` under its step, unless that checkpoint exists; keep the newest `config.keep_checkpoints` (0: all).
+    """Save `state` as the checkpoint of its step, and keep the newest `config.keep_checkpoints` (0: all).
 
-    `fingerprint` is that of the training data. Returns the folder of the checkpoint.
+    An existing checkpoint of that step is not written again. `fingerprint` identifies the training data. Returns the
+    folder of the checkpoint.
     """
     folder = run / CHECKPOINTS
     target = folder / f"step_{state.step:07d}"
-    if target.exists():  # a resumed run with nothing left to do, or a signal in a step that is saved anyway
+    if target.exists():  # a resumed run with no steps left, or a final checkpoint due at the same step as a regular one
         return target
     _sweep(folder)
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
@@ -49,7 +50,7 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
 
 
 def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
-    """Restore `state` from a checkpoint. ValueError: another format, other data, or other parameters."""
+    """Restore `state` from a checkpoint. ValueError: the format, the data or the parameters differ."""
     # weights_only: a checkpoint from elsewhere must not run code.
     saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     if saved["format"] != FORMAT:
@@ -67,6 +68,7 @@ def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
 
 def load_weights(model: GPT, folder: Path) -> None:
     """Read a checkpoint's weights into `model`, on any device. ValueError: lists missing and unknown parameters."""
+    # strict=False, because safetensors' own error does not say which file it read or what to do.
     missing, unknown = safetensors.torch.load_model(model, str(folder / WEIGHTS), strict=False, device="cpu")
     if missing or unknown:
         raise ValueError(
@@ -76,9 +78,9 @@ def load_weights(model: GPT, folder: Path) -> None:
 
 
 def load_model(folder: Path | str) -> GPT:
-    """The trained model, on the CPU in eval mode. `folder`: a checkpoint, or a run, whose newest checkpoint is taken.
+    """The trained model, on the CPU in eval mode. `folder` is a checkpoint, or a run folder (its newest checkpoint).
 
-    FileNotFoundError: there is no complete checkpoint.
+    FileNotFoundError: `folder` has no complete checkpoint.
     """
     folder = Path(folder)
     if not (folder / WEIGHTS).exists():
@@ -95,20 +97,21 @@ def load_model(folder: Path | str) -> GPT:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove unfinished checkpoints of a process that was killed."""
+    """Remove the unfinished checkpoints that a killed process left."""
     for leftover in folder.glob(".*.tmp"):
         shutil.rmtree(leftover)
 
 
 def _remove(checkpoint: Path) -> None:
-    # Renamed first: a kill during rmtree must not leave part of a checkpoint under a name that says it is complete.
+    # Renamed first: a kill during rmtree must not leave part of a checkpoint under the name of a complete one.
     doomed = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
     os.replace(checkpoint, doomed)
     shutil.rmtree(doomed)
 
 
 def _flush(folder: Path) -> None:
-    """Force the files to disk, so that a power cut after the rename cannot leave an empty newest checkpoint."""
+    """Force the files to disk."""
+    # A rename can reach the disk before the data: a power cut would then leave an empty newest checkpoint.
     for path in folder.iterdir():
         with path.open("rb+") as file:
             os.fsync(file.fileno())

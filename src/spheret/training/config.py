@@ -1,7 +1,7 @@
 """The configuration of one training run: frozen, checked when built, the same in Python, in JSON and as flags.
 
-The defaults here are the only ones. `RunSettings`, and through it every command, takes its own from them. They make a
-run of seconds on a CPU, because a first run should end while its user watches. Longer runs are recipes, or flags.
+`RunSettings` and the commands take their defaults from here. The defaults give a run of seconds on a CPU, because a
+first run should end while its user watches. Longer runs come from recipes or flags.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ OnDivergence = Literal["stop", "continue"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything needed to repeat a run. ValueError: a value out of range, named with what to use instead."""
+    """Everything needed to repeat a run. ValueError: a value out of range; the message says what to use instead."""
 
     model: GPTConfig = field(default_factory=GPTConfig)
-    """The model, its scheme included."""
+    """The model, including its scheme."""
     data: DataConfig = field(default_factory=DataConfig)
     """The corpus and its tokenizer."""
     seed: int = 1
-    """Decides the initial weights, the order of the batches and dropout."""
+    """Seed of the initial weights, the batches and dropout."""
     steps: int = 150
     """Optimizer steps."""
     max_train_tokens: int = 0
     """Upper bound on the tokens trained on; lowers the number of steps. 0: no bound."""
     batch_size: int = 4
-    """Sequences of each optimizer step, over all micro-batches."""
+    """Sequences per optimizer step, over all micro-batches."""
     grad_accum: int = 1
-    """Micro-batches that each batch is cut into to save memory; the gradient stays the same."""
+    """Micro-batches per optimizer step. More of them need less memory; the gradient stays the same."""
     lr: float = 3.1e-3
-    """Peak learning rate. The default is `default_lr` of the default width, 0.4 / 128."""
+    """Peak learning rate. The default is `default_lr` at the default width, 0.4 / 128."""
     min_lr_ratio: float = 0.1
     """The decay ends at this share of the peak learning rate."""
     schedule: ScheduleKind = "cosine"
@@ -47,35 +47,35 @@ class TrainConfig:
     warmup_steps: int | None = None
     """Steps of linear warm-up; None: `warmup_ratio` decides."""
     warmup_ratio: float = 0.1
-    """Share of all steps that linear warm-up takes; ignored where `warmup_steps` is given."""
+    """Linear warm-up as a share of all steps; ignored if `warmup_steps` is given."""
     decay_fraction: float = 0.2
     """Share of the steps over which the wsd schedule decays."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of the parameters that their modules let decay."""
+    """Decoupled weight decay, applied to the parameters whose role is to decay."""
     beta1: float = 0.9
-    """AdamW's memory of the gradient."""
+    """AdamW's decay rate of the mean gradient."""
     beta2: float = 0.95
-    """AdamW's memory of the squared gradient."""
+    """AdamW's decay rate of the mean squared gradient."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
     eval_interval: int = 50
     """Steps between evaluations; 0: only at the end."""
     eval_windows: int = 64
-    """Validation windows of one block each, the same at every evaluation; fewer where they would overlap."""
+    """Validation windows of one context each, the same at every evaluation; fewer if they would overlap."""
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
     checkpoint_interval: int = 500
-    """Steps between checkpoints; 0: none while training, so a run that is stopped starts over."""
+    """Steps between checkpoints; 0: none during training, so an interrupted run starts over."""
     keep_checkpoints: int = 2
-    """Newest checkpoints to keep; 0: all."""
+    """How many of the newest checkpoints to keep; 0: all."""
     save_final: bool = True
     """Save a checkpoint of the finished model."""
     on_divergence: OnDivergence = "stop"
-    """Whether a diverged run ends at once or trains on to its last step."""
+    """stop: end a diverged run at once; continue: train to the last step."""
     device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
+    """auto (CUDA if available), cpu, cuda or cuda:N."""
     dtype: ComputeType = "auto"
-    """Compute dtype; auto: bfloat16 on CUDA devices that have it, else float32. Parameters are always float32."""
+    """Compute dtype; auto: bfloat16 on GPUs that support it, else float32. Parameters are always float32."""
     compile: Switch = "auto"
     """torch.compile; auto: on CUDA only. Falls back to eager mode with a warning."""
 
@@ -104,18 +104,18 @@ class TrainConfig:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step reads."""
+        """Training tokens per optimizer step."""
         return self.batch_size * self.model.block_size
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the run, the token bound included."""
+        """Optimizer steps of the run, limited by `max_train_tokens`."""
         bound = self.max_train_tokens // self.tokens_per_step if self.max_train_tokens else self.steps
         return min(self.steps, bound)
 
     @property
     def total_warmup_steps(self) -> int:
-        """Steps of linear warm-up, whether given as steps or as a share."""
+        """Steps of linear warm-up, from `warmup_steps` or from `warmup_ratio`."""
         return round(self.warmup_ratio * self.total_steps) if self.warmup_steps is None else self.warmup_steps
 
     def lr_at(self, step: int) -> float:
@@ -137,9 +137,9 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    """Inverse of `config_to_dict`; what is omitted takes its default. ValueError: names keys that no field has.
+    """Inverse of `config_to_dict`. Omitted fields take their defaults. ValueError: names the unknown keys.
 
-    Configurations of earlier versions can be read: `model.connection` is today's `model.scheme`, and `warmup` became
+    Configurations of earlier versions can be read: `model.connection` is now `model.scheme`, and `warmup` is now
     `warmup_steps` and `warmup_ratio`.
     """
     values = dict(values)
@@ -155,9 +155,9 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def warmup_settings(warmup: float) -> dict[str, Any]:
-    """The old setting `warmup`, a share of all steps below 1 and otherwise a number of steps, in today's two fields.
+    """The old setting `warmup` as `warmup_ratio` (below 1: a share of all steps) or `warmup_steps` (a number of steps).
 
-    ValueError: neither a share nor a whole number.
+    ValueError: `warmup` is neither a share nor a whole number.
     """
     if warmup < 1:
         return {"warmup_ratio": float(warmup)}
@@ -176,7 +176,7 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
             f"unknown configuration keys {', '.join(unknown)}; {kind.__name__} has {', '.join(known)}. "
             "Remove them, or use the version of spheret that wrote them"
         )
-    # JSON has no tuples; frozen configurations hold nothing else that is a list.
+    # JSON has no tuples, so a tuple comes back as a list. Frozen configurations hold no other lists.
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
@@ -190,6 +190,7 @@ _AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1, "warmup_ra
 
 
 def _check_ranges(config: TrainConfig) -> None:
+    # NaN fails every comparison, so each check rejects it too.
     for name, low in _AT_LEAST.items():
         value = getattr(config, name)
         _require(value is None or value >= low, f"{name}={value} is too small; use {low} or more")

@@ -1,6 +1,6 @@
-"""Where a run computes: device, compute dtype, and the versions and machine that run.json records.
+"""Device and compute dtype of a run, and the versions and machine that run.json records.
 
-Without CUDA, nothing here makes a call that needs its driver.
+On a machine without CUDA, nothing here calls its driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA if there is one, else the CPU. ValueError: a device this machine or PyTorch does not have."""
+    """The device; `auto` is CUDA if available, else the CPU. ValueError: PyTorch or this machine has no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -24,33 +24,35 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"device {name!r} is not known to PyTorch; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} asked for, but PyTorch {torch.__version__} sees no CUDA; use device=cpu")
+        raise ValueError(
+            f"device {name!r} was requested, but PyTorch {torch.__version__} finds no CUDA; use device=cpu"
+        )
     return device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Compute dtype: `auto` is bfloat16 on CUDA devices that have it in hardware, else float32."""
+    """The compute dtype; `auto` is bfloat16 on GPUs that support it in hardware, else float32."""
     if name == "auto":
-        # An emulated bfloat16 is slower than float32.
+        # Older GPUs emulate bfloat16, which is slower than float32.
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Context, usable many times, in which matrix products run in `dtype`; parameters stay float32."""
+    """A reusable context in which matrix products run in `dtype`; parameters stay float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Token ids as a tensor on the device."""
     tensor = torch.from_numpy(array)
-    # From pinned memory the copy overlaps with what the GPU is computing.
+    # A copy from pinned memory overlaps with computation on the GPU.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the libraries that do the arithmetic; `cuda` is None on a CPU build."""
+    """Versions of Python and of the numerical libraries; `cuda` is None on a CPU build of PyTorch."""
     return {
         "spheret": _installed("spheret"),
         "python": platform.python_version(),
@@ -61,7 +63,7 @@ def versions() -> dict[str, str | None]:
 
 
 def machine(device: torch.device) -> dict[str, str | int | None]:
-    """Processor, number of cores, threads that PyTorch uses, platform, and the device that trained."""
+    """Processor, number of cores, threads that PyTorch uses, platform, and the device of the run."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -80,7 +82,7 @@ def _installed(package: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    # platform.processor() is empty or just "x86_64" on Linux, so the kernel is asked first.
+    # platform.processor() is empty or just "x86_64" on Linux, so /proc/cpuinfo comes first.
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

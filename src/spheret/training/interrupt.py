@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run between two steps, so that it leaves a complete folder."""
+"""Ctrl-C and SIGTERM end a run between two steps, so that its run folder is complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Self
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A signal ended the run; its folder is complete and says `interrupted`.
+    """A signal ended the run; its run folder is complete and run.json has the outcome `interrupted`.
 
-    `exit_code` is 128 + signal number, as in a shell. It is a KeyboardInterrupt, so that `except Exception` around
-    `train` does not swallow Ctrl-C.
+    `exit_code` is 128 + signal number, as in a shell. The class is a KeyboardInterrupt, so that `except Exception`
+    around `train` does not swallow Ctrl-C.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -21,9 +21,9 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Context that only notes the first SIGINT or SIGTERM; a second one raises at once.
+    """Context that only records the first SIGINT or SIGTERM; a second one raises TrainingInterrupted at once.
 
-    Python delivers signals to the main thread. In any other thread the context does nothing.
+    Python allows signal handlers in the main thread only. In any other thread the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class StopSignals:
         self._previous: dict[signal.Signals, Any] = {}
 
     def raise_if_received(self) -> None:
-        """Raise TrainingInterrupted if a signal has come. Call it where stopping is safe."""
+        """Raise TrainingInterrupted if a signal has arrived. Call it where stopping is safe."""
         if self.received is not None:
             raise TrainingInterrupted(self.received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None:  # a second Ctrl-C: the user does not want to wait for the end of the step
             raise TrainingInterrupted(number)
         self.received = number
 

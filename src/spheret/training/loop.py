@@ -1,7 +1,7 @@
-"""Training one model, from the configuration to run.json. Nothing here names a scheme.
+"""Training one model, from the configuration to run.json. Nothing here depends on the scheme.
 
-`train` sets up, `train_steps` is the loop, `conclude` closes the run. `Run` holds what stays the same meanwhile,
-`TrainState` what changes.
+`train` sets up the run, `train_steps` is the loop, `conclude` ends the run. `Run` holds what stays constant, and
+`TrainState` holds what changes.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from spheret.training.step import (
 OnLog = Callable[[dict[str, Any]], None]
 
 PROBE_WINDOWS = 4
-"""Validation windows that the diagnostics read: means over a few thousand tokens are steady enough."""
+"""Validation windows for the diagnostics: means over this many tokens are steady enough."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same while a run trains: configuration, folder, data, device and the autocast context."""
+    """The constant part of a run: configuration, run folder, data, device and autocast context."""
 
     config: TrainConfig
     folder: Path
@@ -66,9 +66,9 @@ class Run:
 
     @classmethod
     def build(cls, config: TrainConfig, folder: Path, dataset: Dataset) -> Run:
-        """Writes nothing. ValueError: a device that is not there, or data that does not fit the model."""
+        """Build a run; writes no file. ValueError: the device is missing, or the data does not fit the model."""
         needed = dataset.tokenizer.vocab_size
-        if config.model.vocab_size < needed:  # more are allowed: padding to a round number is faster
+        if config.model.vocab_size < needed:  # a larger vocabulary is allowed: a multiple of 64 is faster on GPUs
             raise ValueError(
                 f"model.vocab_size={config.model.vocab_size} is too small for tokenizer {dataset.tokenizer.name!r}; "
                 f"use {needed} or more"
@@ -78,14 +78,15 @@ class Run:
             dataset,
             n_windows=config.eval_windows,
             block_size=config.model.block_size,
-            # As many windows at a time as training has sequences: what fits into memory there fits here.
+            # The size of a training micro-batch: what fits into memory in training fits here too.
             batch_size=-(-config.batch_size // config.grad_accum),
         )
         return cls(config, folder, dataset, device, autocast(device, resolve_dtype(config.dtype, device)), validation)
 
     def gradients(self, forward: Forward, step: int) -> torch.Tensor:
-        """Add the gradients of step number `step` to the parameters; returns the training loss, a scalar."""
+        """Add the gradients of step number `step` to the parameters' .grad; returns the training loss, a scalar."""
         config = self.config
+        # The batch is a function of seed and step alone, so a resumed run sees the batches it would have seen.
         x, y = sample_batch(
             self.dataset.train,
             batch_size=config.batch_size,
@@ -98,12 +99,12 @@ class Run:
         )
 
     def evaluate(self, state: TrainState) -> Evaluation:
-        """Loss on the validation windows."""
+        """The loss on the validation windows."""
         with self.precision:
             return self.validation.evaluate(state.model)
 
     def probe(self, state: TrainState) -> dict[str, Any]:
-        """Diagnostics of every connection on the first validation windows."""
+        """The diagnostics of every connection on the first validation windows."""
         with self.precision:
             return dict(probe(state.model, to_device(self.validation.x[:PROBE_WINDOWS], self.device)))
 
@@ -116,30 +117,30 @@ def train(
     resume: bool = False,
     on_log: OnLog | None = None,
 ) -> RunResult:
-    """Train one model into the folder `out` (config.json, metrics.jsonl, checkpoints/, diagnostics.json, run.json).
+    """Train one model into the run folder `out`: config.json, metrics.jsonl, checkpoints/, diagnostics.json, run.json.
 
-    On a CPU the result depends on `config` and the data alone. The caller's random state does not change.
+    On a CPU the result depends only on `config` and the data. The caller's random state does not change.
 
     Args:
-        config: the whole run.
-        out: folder of the run; made if it does not exist.
-        dataset: `config.data`, already prepared.
-        resume: continue from the newest checkpoint in `out`. The stored result of a finished run is returned.
-        on_log: gets every record of metrics.jsonl, once it is written.
+        config: the configuration of the run.
+        out: the run folder; created if it does not exist.
+        dataset: `config.data`, already prepared; None prepares it.
+        resume: continue from the newest checkpoint in `out`. If that run has finished, its stored result is returned.
+        on_log: called with every record of metrics.jsonl after it is written.
 
     Raises:
         FileExistsError: `out` holds a run and `resume` is not set.
-        FileNotFoundError: `resume` is set and there is no run.
-        ValueError: model and tokenizer do not fit, or the run to resume had another configuration.
-        TrainingInterrupted: SIGINT or SIGTERM came (it is a KeyboardInterrupt). run.json says so, and there is a
-            checkpoint if `config.checkpoint_interval` is set.
+        FileNotFoundError: `resume` is set and `out` holds no run.
+        ValueError: the model does not fit the tokenizer, or the run to resume has another configuration.
+        TrainingInterrupted: SIGINT or SIGTERM arrived (a KeyboardInterrupt). run.json records the interruption, and
+            there is a checkpoint if `config.checkpoint_interval` is set.
     """
     out = Path(out)
     if resume and (done := finished_result(out)) is not None and done.outcome == "finished":
         check_same_config(out, config)
         return done
     dataset = prepare(config.data) if dataset is None else dataset
-    # Everything that can be refused is refused before `open_run` writes.
+    # All checks come before `open_run`, which writes: a rejected configuration leaves no half-made run folder.
     run = Run.build(config, out, dataset)
     checkpoint = open_run(out, config, resume)
     with StopSignals() as stop, torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
@@ -158,7 +159,7 @@ def train(
 def train_steps(
     run: Run, state: TrainState, log: MetricsLog, stop: StopSignals, on_log: OnLog | None = None
 ) -> Evaluation | None:
-    """Train from `state.step` until the last step, divergence or a signal; returns the evaluation of the last step."""
+    """Train from `state.step` to the last step, divergence or a signal; returns the evaluation after the last step."""
     config, model = run.config, state.model.train()
     forward: Forward = model
     if wants_compile(config.compile, run.device):
@@ -168,7 +169,7 @@ def train_steps(
     for step in range(state.step, config.total_steps):
         started = time.perf_counter()
         lr = config.lr_at(step)
-        loss = run.gradients(forward, step).item()  # .item() also waits for the GPU, so that the time is right
+        loss = run.gradients(forward, step).item()  # .item() also waits for the GPU, so the measured time is right
         grad_norm = clip_gradients(model.parameters(), config.grad_clip)
         update_parameters(state, lr, grad_norm)
         event = state.monitor.update(loss)
@@ -178,7 +179,7 @@ def train_steps(
         lost = config.on_divergence == "stop" and divergence(state) is not None
         last = lost or state.step == config.total_steps
         evaluation = run.evaluate(state) if last or _due(state.step, config.eval_interval) else None
-        # The first step is always logged, so that a display has something to show at once.
+        # The first step is always logged, so that a progress display has something to show at once.
         if step == 0 or event or evaluation or _due(state.step, config.log_interval):
             speed = (state.step - logged_step) * config.tokens_per_step / (state.seconds - logged_seconds)
             logged_step, logged_seconds = state.step, state.seconds
@@ -187,23 +188,23 @@ def train_steps(
             log.write(record)
             if on_log is not None:
                 on_log(record)
-        # A signal saves what was trained, but only in a run that saves at all.
+        # After a signal, the progress is saved, but only in a run that keeps checkpoints at all.
         if _due(state.step, config.checkpoint_interval) or (stop.received and config.checkpoint_interval):
             save_checkpoint(run.folder, state, config, run.dataset.fingerprint)
         if last:
             return evaluation
         stop.raise_if_received()
-    # Only a run that was resumed after its last step comes here: it has no step left to do.
+    # Reached only by a run that was resumed after its last step.
     return None
 
 
 def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunResult:
-    """Evaluate if the last step did not, write diagnostics and checkpoint, and last of all run.json."""
+    """Write diagnostics, checkpoint and, last, run.json; evaluate first if `evaluation` is None."""
     evaluation = evaluation or run.evaluate(state)
     write_json(run.folder / DIAGNOSTICS, run.probe(state))
     if run.config.save_final or run.config.checkpoint_interval > 0:
         save_checkpoint(run.folder, state, run.config, run.dataset.fingerprint)
-    # Last, because a run.json says that the folder is complete.
+    # run.json comes last, because its presence marks the run folder as complete.
     reason = divergence(state, ended=True)
     return write_result(run, state, "finished" if reason is None else "diverged", reason, evaluation)
 
@@ -211,7 +212,7 @@ def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunR
 def metrics_record(
     run: Run, state: TrainState, measured: dict[str, float], evaluation: Evaluation | None, event: Event | None
 ) -> dict[str, Any]:
-    """One record of metrics.jsonl: counters and `measured`, with the evaluation and the event if there is one."""
+    """One record of metrics.jsonl: counters, `measured`, and the evaluation and the event if there are any."""
     record: dict[str, Any] = {
         "step": state.step,
         "tokens": state.step * run.config.tokens_per_step,
@@ -231,7 +232,7 @@ def write_result(
     records = read_metrics(run.folder)
     evaluated = [record for record in records if "val_loss" in record]
     values = _evaluation_record(evaluation) or (evaluated[-1] if evaluated else {})
-    # The first record covers the step that warmed up the caches.
+    # The first record covers the step that warms up caches and, if any, the compiler.
     speeds = [record["tokens_per_s"] for record in (records[1:] or records)]
     result = RunResult(
         folder=run.folder,

@@ -1,7 +1,7 @@
 """How parameters move: AdamW, its parameter groups, and the learning rate at each step.
 
-The groups are asked from the modules and never guessed from shapes or names. The learning rate is a pure function of
-the step: linear warm-up as in nanoGPT, lr (i + 1) / (warmup + 1), then one of
+The groups come from the roles that the modules declare, never from shapes or names. The learning rate is a pure
+function of the step i: linear warm-up as in nanoGPT, lr (i + 1) / (warmup + 1), then one of
 
 `cosine`    half a cosine from lr to the minimum (Loshchilov and Hutter, arXiv 1608.03983),
 `wsd`       constant, then linear decay over the last `decay_fraction` of the steps (Hu et al., arXiv 2404.06395),
@@ -34,7 +34,7 @@ def learning_rate(
     min_lr_ratio: float = 0.1,
     decay_fraction: float = 0.2,
 ) -> float:
-    """Learning rate of optimizer step number `step`, 0 <= step < steps. ValueError: step outside, or unknown kind."""
+    """Learning rate of optimizer step `step`, 0 <= step < steps. ValueError: step out of range, or unknown kind."""
     if not 0 <= step < steps:
         raise ValueError(f"step {step} is outside the schedule of {steps} steps; use 0 to {steps - 1}")
     if step < warmup_steps:
@@ -43,11 +43,11 @@ def learning_rate(
     if kind == "constant":
         return lr
     if kind == "cosine":
-        # The last step is steps - 1, so progress is exactly 1 there. max(1, ...) serves a run of one step.
+        # The last step is steps - 1, so progress is exactly 1 there. max(1, ...) avoids 0/0 in a run of one step.
         progress = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
         return floor + 0.5 * (1.0 + math.cos(math.pi * progress)) * (lr - floor)
     if kind == "wsd":
-        # The decay never starts inside the warm-up: it is cut to the steps that remain after it.
+        # The decay never starts during warm-up: it is shortened to the steps that remain after it.
         decay_steps = max(1, min(round(decay_fraction * steps), steps - warmup_steps))
         progress = max(0, step + 1 - (steps - decay_steps)) / decay_steps
         return floor + (1.0 - progress) * (lr - floor)
@@ -57,23 +57,23 @@ def learning_rate(
 def parameter_groups(
     model: nn.Module, weight_decay: float, roles: Mapping[str, ParameterRole] | None = None
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in one group for each (decay, lr_scale), with the keys that AdamW reads and `lr_scale`.
+    """Trainable parameters, one group per (decay, lr_scale), with the keys that AdamW reads and `lr_scale`.
 
-    `roles` maps parameter names to roles; by default the modules are asked. ValueError: names the parameters without
-    a role.
+    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. ValueError: names the parameters
+    without a role.
     """
     roles = parameter_roles(model) if roles is None else roles
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     missing = sorted(set(trainable) - set(roles))
     if missing:
         raise ValueError(
-            f"no module says whether to decay {', '.join(missing)}; "
-            "give the module that owns it a parameter_roles() method that names it"
+            f"no optimizer role for {', '.join(missing)}; "
+            "give the owning module a parameter_roles() method that names it"
         )
     grouped: dict[ParameterRole, list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
         grouped.setdefault(roles[name], []).append(parameter)
-    # Sorted, because a checkpoint stores AdamW's moments by position: the order must be the same in every process.
+    # A checkpoint stores AdamW's moments by position, so the order of the groups must be the same in every process.
     return [
         {"params": grouped[role], "weight_decay": weight_decay if role.decay else 0.0, "lr_scale": role.lr_scale}
         for role in sorted(grouped, reverse=True)
@@ -96,6 +96,7 @@ def build_adamw(
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of every group to lr * lr_scale."""
+    # torch's own LR schedulers are not used: they keep state, which a checkpoint would have to restore.
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 

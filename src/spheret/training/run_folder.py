@@ -1,8 +1,8 @@
-"""The folder of a run: its files, the one reader and the one atomic writer for them, and who may train into it.
+"""The run folder: its files, their only reader and their only (atomic) writer, and the rules for starting and resuming.
 
     config.json       everything needed to repeat the run
-    metrics.jsonl     one JSON object a line: step, tokens, loss, lr, grad_norm, ..., val_loss where evaluated
-    diagnostics.json  what the residual stream does, one value a connection
+    metrics.jsonl     one JSON object per line: step, tokens, loss, lr, grad_norm, ..., val_loss where evaluated
+    diagnostics.json  statistics of the residual stream, one value per connection
     run.json          versions, machine, data and outcome; written last, so a run without it has not ended
     checkpoints/      see `spheret.training.checkpoint`
 
@@ -30,7 +30,7 @@ CHECKPOINTS = "checkpoints"
 Outcome = Literal["finished", "diverged", "interrupted"]
 
 COLLAPSE_MARGIN = 0.03
-"""A finished model has collapsed if its validation loss is not at least this share below the unigram loss."""
+"""A finished run has collapsed if its validation loss is not at least this share below the unigram loss."""
 
 MAY_CHANGE = frozenset(
     [
@@ -46,16 +46,16 @@ MAY_CHANGE = frozenset(
         "data.cache",
     ]
 )
-"""Fields of TrainConfig that a resumed run may change: they decide where or how often, not what is trained."""
+"""Fields of TrainConfig that a resumed run may change: they do not affect what is trained."""
 
 
 # --- reading and writing files ---
 
 
 def write_bytes(path: Path, payload: bytes) -> None:
-    """Write a file so that a reader sees the old file or the whole new one, never a part."""
-    # Beside its place, because a rename is atomic only within one file system. The name is unique, because several
-    # threads or machines may write the same file.
+    """Write a file atomically: a reader sees the old file or the whole new one, never a part."""
+    # The temporary file is in the same folder, because a rename is atomic only within one file system. Its name is
+    # unique, because several threads or machines may write the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         temporary.write_bytes(payload)
@@ -66,20 +66,20 @@ def write_bytes(path: Path, payload: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` for text, as UTF-8 with the line ends as they are."""
+    """`write_bytes` for text: UTF-8, line ends unchanged."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_bytes` for a JSON value, NaN and infinity as null."""
+    """`write_bytes` for a JSON value; NaN and infinity become null."""
     write_text(path, json.dumps(finite_or_none(value), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object; NaN and infinity become None.
 
-    FileNotFoundError: names the file and, for a file of a run, what writes it. ValueError: names the file and what is
-    wrong in it.
+    FileNotFoundError: names the file and, for a file of a run, the command that writes it. ValueError: names the file
+    and the fault.
     """
     try:
         value = finite_or_none(json.loads(path.read_text(encoding="utf-8")))
@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Copy of a JSON value in which every NaN and infinity, at any depth, is None: strict JSON has neither."""
+    """Copy of a JSON value with None for every NaN and infinity, at any depth: strict JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -111,16 +111,17 @@ def finite_or_none(value: Any) -> Any:
 
 
 def read_metrics(folder: Path, *, skip_damaged: bool = False) -> list[dict[str, Any]]:
-    """The records of a run's metrics.jsonl in order of step, [] where there is no file.
+    """The records of a run's metrics.jsonl in order of step; [] if there is no file.
 
-    A last line that a kill cut short is ignored. Where a step was written twice, the later record counts.
+    An incomplete last line, as a killed process leaves it, is ignored. If a step was written twice, the later record
+    counts.
 
-    ValueError: names another line that is no record. With `skip_damaged` that is a warning, and the line is omitted.
+    ValueError: names a damaged line. With `skip_damaged` this is a warning, and the line is omitted.
     """
     path = Path(folder) / METRICS
     if not path.is_file():
         return []
-    # The last piece is "", or a line without its end: cut short, or just being written.
+    # The last element is "", or a line without its newline: cut short, or still being written.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     by_step: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
@@ -140,9 +141,9 @@ def read_metrics(folder: Path, *, skip_damaged: bool = False) -> list[dict[str, 
 
 
 class MetricsLog:
-    """Appends one JSON object a line to metrics.jsonl; other processes see each line when `write` returns.
+    """Appends one JSON object per line to metrics.jsonl; other processes see each line when `write` returns.
 
-    Opening removes the lines of steps after `keep_through`: a resumed run does those steps again.
+    Opening the log removes the records of steps after `keep_through`: a resumed run repeats those steps.
     """
 
     def __init__(self, folder: Path, keep_through: int = 0) -> None:
@@ -152,7 +153,7 @@ class MetricsLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._file.write(_line(record))
-        self._file.flush()  # displays follow the file, and a kill must not lose what was logged
+        self._file.flush()  # progress displays follow the file, and a kill must not lose what was logged
 
     def __enter__(self) -> Self:
         return self
@@ -170,12 +171,11 @@ def _line(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run, as `train` returns it and run.json keeps it.
+    """The result of a run, as `train` returns it and run.json stores it.
 
-    Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
+    Losses are in nats per token, None without a finite value. `train_loss` is smoothed over about 20 steps.
     `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
-    median over the log lines, without evaluations and checkpoints. `seconds` is training time, including that before a
-    resume.
+    median over the log lines, without evaluations and checkpoints. `seconds` is training time, summed over resumes.
     """
 
     folder: Path
@@ -203,11 +203,11 @@ class RunResult:
 
     @property
     def perplexity(self) -> float | None:
-        """exp(val_loss); None without a validation loss, or where it overflows."""
+        """exp(val_loss); None without a validation loss, or if it overflows."""
         return None if self.val_loss is None or self.val_loss > 700 else math.exp(self.val_loss)
 
     def to_dict(self) -> dict[str, Any]:
-        """What run.json says about the run itself; versions, machine and data are added by the trainer."""
+        """The part of run.json about the run itself; the trainer adds versions, machine and data."""
         final = ("step", "tokens", "val_loss", "val_se", "val_bpb", "train_loss")
         return {
             "outcome": self.outcome,
@@ -224,15 +224,15 @@ class RunResult:
 
 
 def read_result(folder: Path) -> RunResult:
-    """The result that run.json keeps. FileNotFoundError: the run has not ended, or it is not the folder of a run."""
+    """The result stored in run.json. FileNotFoundError: the run has not ended, or `folder` is not a run folder."""
     values = read_json(Path(folder) / RUN)
-    # `collapsed` is computed again, versions and machine are not part of the result.
+    # `collapsed` is a property, computed again; versions and machine are not part of the result.
     own = {name: value for name, value in values.items() if name in RunResult.__dataclass_fields__}
     return RunResult(folder=Path(folder), **own, **values["final"])
 
 
 def finished_result(folder: Path) -> RunResult | None:
-    """The result of a run that has ended by itself (finished or diverged), else None."""
+    """The result of a run that finished or diverged; None for an interrupted or unfinished run."""
     if not (folder / RUN).exists():
         return None
     result = read_result(folder)
@@ -251,10 +251,10 @@ def checkpoints(folder: Path) -> list[Path]:
 def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
     """Prepare `folder` for training and write its config.json; return the checkpoint to continue from.
 
-    None means step 0. A resumed run that was killed before its first checkpoint starts there too.
+    None means step 0; so does resuming a run that was killed before its first checkpoint.
 
-    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. FileNotFoundError: no
-    run to resume. ValueError: the run there has another configuration.
+    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. FileNotFoundError:
+    there is no run to resume. ValueError: the run to resume has another configuration.
     """
     complete = checkpoints(folder)
     if resume:
@@ -264,7 +264,7 @@ def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
     elif complete or finished_result(folder) is not None:
         raise FileExistsError(f"{folder} already holds a run; pass resume=True (--resume), or choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    # The run is about to go on: what said how it ended is no longer true.
+    # The run is about to continue, so the files that describe its end are out of date.
     for stale in (RUN, DIAGNOSTICS):
         (folder / stale).unlink(missing_ok=True)
     write_json(folder / CONFIG, config_to_dict(config))
@@ -272,10 +272,10 @@ def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
 
 
 def check_same_config(folder: Path, config: TrainConfig) -> None:
-    """ValueError: names the fields, other than those in MAY_CHANGE, in which the run in `folder` differs."""
+    """ValueError: names the fields in which the run in `folder` differs, other than those in MAY_CHANGE."""
+    # The stored values go through today's TrainConfig, so that fields added since then take their defaults. Both sides
+    # go through JSON, so that a tuple equals a list.
     stored = config_to_dict(config_from_dict(read_json(folder / CONFIG)))
-    # Through the current class, so that fields added since count at their defaults, and through JSON, so that tuples
-    # and lists compare alike.
     old, new = (json.loads(json.dumps(values)) for values in (stored, config_to_dict(config)))
     changed = [name for name in _differing_fields(old, new) if name not in MAY_CHANGE]
     if changed:

@@ -1,8 +1,7 @@
-"""The settings of a run as a user gives them: one flat list, from which every command that trains makes its flags.
+"""The settings of a run as the user gives them: one flat list, from which every training command makes its flags.
 
-`RunSettings` holds what several runs share. `RunSettings.train_config` adds scheme, learning rate and seed, which tell
-them apart, and returns the `TrainConfig` of one run. Every default is the one
-of `TrainConfig`, `GPTConfig` or `DataConfig`.
+`RunSettings` holds what several runs share. `RunSettings.train_config` adds scheme, learning rate and seed, and returns
+the `TrainConfig` of one run. Defaults come from `TrainConfig`, `GPTConfig` and `DataConfig`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_set
 from spheret.training.optimizer import ScheduleKind
 
 LR_SHARE = 0.4
-"""Learning rate times width where none is given. 0.2 to 0.8 is the range in which schemes have their best."""
+"""Default learning rate times width. The best learning rates of the schemes lie between 0.2 and 0.8 in this unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Model, data and budget of a run, without its scheme, learning rate and seed."""
+    """Model, data and budget of a run, without scheme, learning rate and seed."""
 
     data: tuple[str, ...] = DataConfig.data
     """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
@@ -37,9 +36,9 @@ class RunSettings:
     val_fraction: float = DataConfig.val_fraction
     """Share of the documents held out for validation."""
     n_layer: int = GPTConfig.n_layer
-    """Blocks, each an attention and an MLP sublayer."""
+    """Number of blocks, each an attention and an MLP sublayer."""
     n_head: int = GPTConfig.n_head
-    """Attention heads."""
+    """Number of attention heads."""
     n_embd: int = GPTConfig.n_embd
     """Width d of the hidden state."""
     block_size: int = GPTConfig.block_size
@@ -47,15 +46,15 @@ class RunSettings:
     dropout: float = GPTConfig.dropout
     """Dropout probability."""
     init: str = GPTConfig.init
-    """Initial weights: auto (scaled with the width, as the scheme wants them) or nanogpt."""
+    """Initial weights: auto (the scheme's rule, which follows the width) or nanogpt."""
     positions: str = GPTConfig.positions
-    """Positions: learned, rope (rotary), or auto (what the scheme wants, else learned)."""
+    """Positions: learned, rope (rotary), or auto (what the scheme sets, else learned)."""
     mlp: str = GPTConfig.mlp
-    """MLP: gelu, swiglu (half as many parameters again), or auto (what the scheme wants, else gelu)."""
+    """MLP: gelu, swiglu (half as many parameters again), or auto (what the scheme sets, else gelu)."""
     qk_norm: str = GPTConfig.qk_norm
-    """Norm of queries and keys: none, rms, l2, or auto (what the scheme wants, else none)."""
+    """Norm of queries and keys: none, rms, l2, or auto (what the scheme sets, else none)."""
     head: str = GPTConfig.head
-    """Head: tied to the token embedding, untied, or auto (what the scheme wants, else tied)."""
+    """Head: tied to the token embedding, untied, or auto (what the scheme sets, else tied)."""
     steps: int = TrainConfig.steps
     """Optimizer steps of a run."""
     batch_size: int = TrainConfig.batch_size
@@ -65,7 +64,7 @@ class RunSettings:
     schedule: ScheduleKind = TrainConfig.schedule
     """Learning-rate schedule: cosine, wsd (constant, then linear decay) or constant."""
     warmup_steps: int | None = None
-    """Steps of linear warm-up. Without this and --warmup-ratio: what the scheme wants, else a ratio of 0.1."""
+    """Steps of linear warm-up. Without this and --warmup-ratio: what the scheme sets, else a ratio of 0.1."""
     warmup_ratio: float | None = None
     """Linear warm-up as a share of all steps, instead of --warmup-steps."""
     min_lr_ratio: float = TrainConfig.min_lr_ratio
@@ -73,7 +72,7 @@ class RunSettings:
     decay_fraction: float = TrainConfig.decay_fraction
     """Share of the steps over which the wsd schedule decays."""
     weight_decay: float | None = None
-    """Decoupled weight decay of the weight matrices. If not given: what the scheme wants, else 0.1."""
+    """Decoupled weight decay of the weight matrices. If not given: what the scheme sets, else 0.1."""
     beta1: float = TrainConfig.beta1
     """AdamW's decay rate of the mean gradient."""
     beta2: float = TrainConfig.beta2
@@ -87,13 +86,13 @@ class RunSettings:
     log_interval: int = TrainConfig.log_interval
     """Steps between lines of metrics.jsonl."""
     checkpoint_interval: int = TrainConfig.checkpoint_interval
-    """Steps between checkpoints. With 0 there are none during training, and a run that is stopped starts over."""
+    """Steps between checkpoints. With 0 there are none during training, and an interrupted run starts over."""
     keep_checkpoints: int = TrainConfig.keep_checkpoints
     """How many of the newest checkpoints to keep. 0 keeps all."""
     device: str = TrainConfig.device
     """auto, cpu, cuda or cuda:N."""
     dtype: ComputeType = TrainConfig.dtype
-    """Compute dtype. auto is bfloat16 on GPUs that have it, else float32."""
+    """Compute dtype. auto is bfloat16 on GPUs that support it, else float32."""
     compile: Switch = TrainConfig.compile
     """torch.compile. auto compiles on CUDA only."""
 
@@ -107,9 +106,9 @@ class RunSettings:
     def train_config(
         self, scheme: str, *, lr: float, seed: int, vocab_size: int, save_final: bool = True
     ) -> TrainConfig:
-        """Configuration of one run, for a tokenizer of ``vocab_size`` tokens.
+        """The configuration of one run, for a tokenizer with ``vocab_size`` tokens.
 
-        ValueError: a value out of range, or a scheme that does not exist; the message names the fix.
+        ValueError: a value out of range, or an unknown scheme; the message names the fix.
         """
         if self.vocab_multiple < 1:
             raise ValueError(f"vocab_multiple = {self.vocab_multiple}: give 1 (the tokenizer's own size) or more")
@@ -123,7 +122,7 @@ class RunSettings:
         return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
 
     def _scheme_settings(self, scheme: str) -> dict[str, Any]:
-        """Weight decay and warm-up: those given, else those of the scheme (some are published without), else ours."""
+        """Weight decay and warm-up: the user's, else the scheme's (some are published without), else our defaults."""
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} and warmup_ratio = {self.warmup_ratio} say the same thing twice: "
@@ -143,7 +142,7 @@ class RunSettings:
 def flags(settings: RunSettings, *, always: Collection[str] = (), never: Collection[str] = ()) -> list[str]:
     """``settings`` as the words of a command line.
 
-    Fields at their defaults are omitted unless they are named in ``always``; those named in ``never`` always are.
+    Fields named in ``never`` are omitted. So are fields at their defaults, unless they are named in ``always``.
     """
     words: list[str] = []
     for f in dataclasses.fields(settings):
@@ -155,7 +154,7 @@ def flags(settings: RunSettings, *, always: Collection[str] = (), never: Collect
 
 
 def _word(value: object) -> str:
-    """A flag's value as one would type it; floats as short as they stay exact."""
+    """A flag's value as one would type it; floats in their shortest exact form."""
     if not isinstance(value, float):
         return str(value)
     short = f"{value:g}"
@@ -163,14 +162,14 @@ def _word(value: object) -> str:
 
 
 def scheme_lr(scheme: str, *, n_embd: int, n_layer: int, share: float = LR_SHARE) -> float:
-    """``default_lr`` times the factor that the scheme asks for at this depth."""
+    """``default_lr`` times the scheme's learning-rate factor at this depth."""
     return default_lr(n_embd, share * parse_scheme(scheme).training(n_layer).lr_factor)
 
 
 def default_lr(n_embd: int, share: float = LR_SHARE) -> float:
-    """Peak learning rate where none is given: ``share / n_embd``, rounded to two digits.
+    """The default peak learning rate: ``share / n_embd``, rounded to two digits.
 
-    A hidden unit sums over d inputs. Adam moves every weight by about the learning rate, so the unit moves by a share
-    that grows with d; dividing by d keeps that share the same at every width.
+    A hidden unit sums over d inputs. Adam moves every weight by about the learning rate, so one step moves the unit by
+    an amount that grows with d. Dividing by d keeps this amount the same at every width.
     """
     return float(f"{share / n_embd:.2g}")

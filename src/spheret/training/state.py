@@ -1,4 +1,4 @@
-"""What changes while a run trains: model, optimizer, monitor and counters, all that a checkpoint must hold."""
+"""The changing part of a run: model, optimizer, monitor and counters. A checkpoint holds exactly this."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row")
 
 @dataclass
 class TrainState:
-    """Model, optimizer and monitor after `step` optimizer steps, skipped ones included.
+    """Model, optimizer and monitor after `step` optimizer steps, including skipped ones.
 
-    `seconds` counts training time without evaluation; `skipped` counts steps whose gradient was not finite.
+    `seconds` is training time without evaluation. `skipped` counts the steps whose gradient was not finite.
     """
 
     model: GPT
@@ -32,8 +32,8 @@ class TrainState:
     skipped_in_a_row: int = 0
 
     def extras(self) -> dict[str, Any]:
-        """Everything but the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
-        # The random state is part of the run: dropout after a resume must draw what it would have drawn.
+        """Everything except the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
+        # With the random state, dropout after a resume draws the same masks as in an uninterrupted run.
         return {
             "optimizer": self.optimizer.state_dict(),
             "monitor": self.monitor.state_dict(),
@@ -42,7 +42,7 @@ class TrainState:
         }
 
     def load_extras(self, extras: dict[str, Any]) -> None:
-        """Inverse of `extras`. It also sets the global random state."""
+        """Inverse of `extras`. Also sets the global random state."""
         self.optimizer.load_state_dict(extras["optimizer"])
         self.monitor.load_state_dict(extras["monitor"])
         for name in COUNTERS:
@@ -57,7 +57,7 @@ class TrainState:
 def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
     """Model and optimizer at step 0. Seeds the global random state."""
     torch.manual_seed(config.seed)
-    # Drawn on the CPU and then moved, so that a seed means the same weights on every device.
+    # Weights are drawn on the CPU and then moved, so that a seed gives the same weights on every device.
     model = GPT(config.model).to(device)
     optimizer = build_adamw(model, lr=config.lr, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2))
     return TrainState(model, optimizer)
@@ -66,7 +66,7 @@ def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
 def check_buildable(config: TrainConfig) -> None:
     """Check, without data, that `initial_state` will work.
 
-    ValueError: the machine does not have the device, or the scheme makes no model of this shape.
+    ValueError: the machine does not have the device, or the scheme does not fit a model of this shape.
     """
     resolve_device(config.device)
     with torch.device("meta"):  # shapes only, no memory

@@ -1,7 +1,7 @@
-"""One optimizer step: gradients over micro-batches, clipping, update, and what to do when something is not finite.
+"""One optimizer step: gradients over micro-batches, clipping, the update, and the handling of non-finite values.
 
-A step calls, in this order, `accumulate_gradients`, `clip_gradients` and `update_parameters`; then `divergence` says
-whether the run is lost. `compile_or_eager` chooses the forward pass that `accumulate_gradients` calls.
+A step calls `accumulate_gradients`, `clip_gradients` and `update_parameters`, in this order; then `divergence` decides
+whether the run has diverged. `compile_or_eager` chooses the forward pass that `accumulate_gradients` calls.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from spheret.training.optimizer import set_learning_rate
 from spheret.training.state import TrainState
 
 Forward = Callable[..., Any]
-"""(idx, targets) -> (logits, loss): the model, or the model compiled."""
+"""(idx, targets) -> (logits, loss): the model or the compiled model."""
 
 MAX_SKIPPED_IN_A_ROW = 5
-"""After this many non-finite gradients in a row the weights are at fault, not one batch."""
+"""After this many non-finite gradients in a row the fault lies in the weights, not in one batch."""
 
 
 def accumulate_gradients(
@@ -37,18 +37,18 @@ def accumulate_gradients(
     device: torch.device,
     context: AbstractContextManager[object],
 ) -> torch.Tensor:
-    """Add to every parameter's .grad the gradient of the mean loss over the unmasked targets of x -> y.
+    """Add the gradient of the mean loss over the unmasked targets to every parameter's .grad.
 
     Args:
-        forward: the model, or the model compiled.
+        forward: the model or the compiled model.
         x: (B, T) int64 token ids.
-        y: (B, T) int64 targets, -1 where no loss is taken.
-        micro_batches: parts that the batch is cut into; the gradient does not depend on it.
-        device: where the model is.
+        y: (B, T) int64 targets; -1 masks a target.
+        micro_batches: number of parts that the batch is split into; the gradient does not depend on it.
+        device: the device of the model.
         context: autocast, or a context that does nothing.
 
     Returns:
-        That mean loss in nats per target, a scalar in float32.
+        The mean loss in nats per target, a float32 scalar.
 
     Raises:
         ValueError: every target is masked.
@@ -63,8 +63,8 @@ def accumulate_gradients(
             continue
         with context:
             _, loss = forward(to_device(inputs, device), to_device(targets, device))
-        # Each micro-batch weighs by its unmasked targets. The plain mean of the micro-batches' means would be another
-        # loss wherever those counts differ, and clipping would act on another norm.
+        # Each micro-batch is weighted by its number of unmasked targets. If these numbers differ, the plain mean of the
+        # micro-batch losses is another loss, and clipping would act on another norm.
         share = loss * (counted / total)
         share.backward()
         mean += share.detach()
@@ -72,15 +72,16 @@ def accumulate_gradients(
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients down to a global norm of at most `max_norm` (0: no limit); returns the norm before that."""
+    """Scale the gradients to a global norm of at most `max_norm` (0: no limit); returns the norm before scaling."""
+    # Without a limit the call still measures the norm, which the log and the check for non-finite gradients need.
     limit = max_norm if max_norm > 0 else float("inf")
     return nn.utils.clip_grad_norm_(parameters, limit).item()
 
 
 def update_parameters(state: TrainState, lr: float, grad_norm: float) -> None:
-    """Apply the gradients in `state`, then clear them.
+    """Apply the gradients to the parameters in `state`, then clear them.
 
-    A non-finite norm changes no parameter and no moment of AdamW: the step is counted as skipped.
+    If the norm is not finite, neither the parameters nor AdamW's moments change, and the step counts as skipped.
     """
     if math.isfinite(grad_norm):
         set_learning_rate(state.optimizer, lr)
@@ -94,7 +95,7 @@ def update_parameters(state: TrainState, lr: float, grad_norm: float) -> None:
 
 
 def divergence(state: TrainState, *, ended: bool = False) -> str | None:
-    """Why the run counts as diverged, or None. `ended`: no step follows in which the loss could recover."""
+    """Why the run counts as diverged, or None. `ended`: the run has no steps left in which the loss could recover."""
     event = state.monitor.at_end() if ended else state.monitor.diverged
     if event is not None:
         return f"step {event.index + 1}: {event.message}"
@@ -104,17 +105,18 @@ def divergence(state: TrainState, *, ended: bool = False) -> str | None:
 
 
 def wants_compile(mode: str, device: torch.device) -> bool:
-    """Whether to compile: `auto` means on CUDA only. On a CPU, compiling takes longer than most runs gain."""
+    """Whether to compile; `auto` compiles on CUDA only. On a CPU, most runs lose more time compiling than they gain."""
     return mode == "on" or (mode == "auto" and device.type == "cuda")
 
 
 def compile_or_eager(model: nn.Module, trial: Callable[[Forward], object]) -> Forward:
-    """The compiled model, or `model` itself, after one warning with the reason, where compiling fails.
+    """The compiled model. If compiling fails: `model` itself, after a warning with the reason.
 
-    A machine without a working compiler thus trains in eager mode. `trial` runs one forward and backward pass through
-    its argument, as training will; the compiler starts only then. Gradients and random state are restored. Running out
-    of device memory is not the compiler's failure and is raised.
+    A machine without a working compiler thus trains in eager mode. `trial` must run one forward and backward pass
+    through its argument, as in training. Gradients are cleared afterwards, and the random state is restored. Running
+    out of device memory is not a failure of the compiler and is raised.
     """
+    # torch.compile returns at once and compiles at the first call, so only a trial shows whether it works.
     forward: Forward = torch.compile(model)
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -3,13 +3,13 @@
 //   w = s (f - c h),  c = <h,f>/|h|^2,  beta = |w|/|h|,  theta = p arctan(beta/p)
 //   h' = cos(theta) h + sin(theta)/beta w                      (arXiv 2608.02668; geometry/retraction.py)
 //
-// Each tensor moves once in each direction. A small group of rows is measured, its angles are computed together, and
-// it is written while it is still in the cache. A row belongs to one thread and sums over rows are taken in blocks of
-// fixed size, so the bits do not depend on the number of threads.
+// Forward and backward read or write each tensor once. A small group of rows is measured, its angles are computed
+// together, and it is written while it is still in the cache. A row belongs to one thread, and sums over rows are taken
+// in blocks of fixed size, so the bits do not depend on the number of threads.
 //
 // Statistics are float32 where no square can overflow or vanish ("plain" rows), float64 elsewhere ("wide" rows).
-// Of a row only c is kept for the backward pass, rounded to float32; the rest comes out of the pass over h, f and the
-// gradient that the backward pass makes anyway.
+// Only c is kept per row for the backward pass, rounded to float32; the backward pass recomputes the rest from h and f,
+// which it reads anyway.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -25,6 +25,7 @@
 namespace {
 
 using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
 using at::vec::fmadd;
 using Vec = at::vec::Vectorized<float>;
 using Wide = at::vec::Vectorized<double>;
@@ -52,7 +53,7 @@ double number(const Tensor& t, const char* name) {
   return t.scalar_type() == at::kFloat ? *t.const_data_ptr<float>() : t.item().toDouble();
 }
 
-// A tensor like a scalar argument, holding this number.
+// A tensor with the shape and dtype of a scalar argument, holding this number.
 Tensor number_like(const Tensor& like, double value) {
   const Tensor t = at::empty_like(like);
   if (t.scalar_type() != at::kFloat) return t.fill_(value);
@@ -60,7 +61,7 @@ Tensor number_like(const Tensor& like, double value) {
   return t;
 }
 
-Scalars scalars(const Tensor& alpha, const Tensor& p, const std::optional<Tensor>& radius, double lambda_l, bool log_p) {
+Scalars scalars(const Tensor& alpha, const Tensor& p, const MaybeTensor& radius, double lambda_l, bool log_p) {
   const double value = number(p, "p"), exponent = log_p ? std::exp(std::clamp(value, kLogPMin, kLogPMax)) : value;
   return {number(alpha, "alpha") * lambda_l, exponent, radius ? number(*radius, "radius") : NAN};
 }
@@ -90,7 +91,7 @@ inline void stream(float* to, const Vec& v) {
 #endif
 }
 
-// The gradient of h': that of the stream, plus that of the branch where the branch sends one.
+// The gradient of h': the gradient of the stream, plus the gradient of the branch if there is one.
 template <bool kBranch>
 struct Gradient {
   const float *g, *g_branch;
@@ -142,7 +143,7 @@ Row measure_steep(const float* h, const float* f, int64_t d, float hh, float c, 
   return {hh, again * hz > 1e-6f * zz ? total(squares) : zz, c, again};
 }
 
-// The row of h' is about to be written: its lines are asked for on the way.
+// The row of h' is about to be written: its cache lines are prefetched meanwhile.
 Row measure(const float* h, const float* f, int64_t d, const float* out) {
   Vec squares(0.f), products(0.f);
   for_vectors(d, [&](int64_t j, int64_t count) {
@@ -208,7 +209,7 @@ struct Forward {
   int64_t n, d;
   Scalars s;
 
-  // out = a h + b z, and the lines of the row that is measured next are asked for.
+  // out = a h + b z; the cache lines of the row that is measured next are prefetched.
   void write(int64_t i, const Row& row, double a, double b, int64_t ahead) const {
     const float *x = h + i * d, *y = f + i * d;
     float* to = out + i * d;
@@ -356,16 +357,13 @@ struct Backward {
 
 // --- operators ---
 
-using MaybeTensor = std::optional<Tensor>;
-
 // The numbers of t side by side in this dtype: t itself, or a copy. (A call that finds nothing to do is not free.)
 Tensor plain(const Tensor& t, at::ScalarType dtype = at::kFloat) {
   return t.scalar_type() == dtype && t.is_contiguous() ? t : t.to(dtype).contiguous();
 }
 MaybeTensor plain(const MaybeTensor& t, at::ScalarType dtype) { return t ? MaybeTensor(plain(*t, dtype)) : t; }
 
-template <typename Number>
-const Number* data(const MaybeTensor& t) { return t ? t->const_data_ptr<Number>() : nullptr; }
+template <typename Number> const Number* data(const MaybeTensor& t) { return t ? t->const_data_ptr<Number>() : nullptr; }
 
 void check(const Tensor& h, const Tensor& f) {
   TORCH_CHECK(h.dim() > 0 && h.size(-1) > 0, "h has shape ", h.sizes(), ": it needs a last dimension of at least 1");
@@ -398,7 +396,8 @@ std::tuple<Tensor, Tensor, Tensor> retract(const Tensor& h, const Tensor& f, con
                      kept.mutable_data_ptr<float>(), data<double>(angles), n, d,
                      scalars(alpha, p, radius, lambda_l, log_p)};
   for_blocks(n, d, [&](int64_t first, int64_t last) { loop.rows(first, last); });
-  return {plain(out, h.scalar_type()), branch_dtype ? out.to(*branch_dtype) : at::empty({0}, h.options()), kept};
+  const Tensor branch = branch_dtype ? out.to(*branch_dtype, false, true) : at::empty({0}, h.options());
+  return {plain(out, h.scalar_type()), branch, kept};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> retract_backward(
@@ -437,7 +436,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> retract_backward(
           radius ? number_like(*radius, total[2]) : at::empty({0}, alpha.options()), dtheta};
 }
 
-// beta of every row (n,), float64, for an angle that is computed elsewhere.
+// beta of every row (n,), float64, as input of a custom angle function.
 Tensor update_size(const Tensor& h, const Tensor& f, const Tensor& alpha) {
   check(h, f);
   const Tensor x = plain(h), y = plain(f);
