@@ -226,3 +226,24 @@ def test_missing_library_names_the_extra(make_comparison, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=r'pip install "spheret\[report\]"'):
         write_report(folder)
+
+
+def test_figures_and_table_treat_collapsed_runs_alike(make_comparison, kind) -> None:  # type: ignore[no-untyped-def]
+    """They finished, so they are in every mean, and no cross says that they are not."""
+    kinds = [kind("pre-ln", 1.42), kind("post-ln", 1.43, collapsed=(2,)), kind("cay", 1.40, diverged=(3,))]
+    comparison = load_comparison(make_comparison(kinds))
+    (plot,) = [plot for plot in all_plots(comparison) if plot.key == "loss_curves"]
+    styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
+    lines = plot.figure.axes[0].lines
+    crossed = {line.get_color() for line in lines if line.get_marker() == "x"}
+    assert crossed == {styles["cay"].color}
+    for entry in comparison.results["schemes"]:
+        (mean,) = [
+            line.get_ydata()[-1]
+            for line in lines
+            if line.get_color() == styles[entry["scheme"]].color
+            and line.get_linewidth() > 1
+            and len(line.get_xdata()) > 1
+        ]
+        assert mean == pytest.approx(entry["val_loss"]["mean"] + 0.01)  # the generated curves end so far above
+    assert "collapsed did finish" in plot.caption and "diverged or were interrupted" in plot.caption

@@ -2,7 +2,8 @@
 
 Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs with the same seed, and so
 the same order of data: the variation that both runs share cancels. Runs that diverged are counted and named, but never
-averaged. Runs that collapsed to the unigram plateau did finish, so they are named and also averaged.
+averaged. Runs that collapsed to the unigram plateau did finish, so they are named and also averaged, here and in every
+figure.
 """
 
 from __future__ import annotations
@@ -282,8 +283,9 @@ def _outcome_notes(schemes: Sequence[Mapping[str, Any]]) -> list[str]:
         if entry["collapsed"]:
             which = _seeds(r for r in entry["runs"] if has_finished(r) and r.get("collapsed"))
             notes.append(
-                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): it learned no more than how "
-                "often each token occurs. Collapsed runs count in the mean and widen its interval."
+                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): its loss stopped falling "
+                "before it had learned more than how often each token occurs. Collapsed runs count in the mean and "
+                "widen its interval."
             )
     return notes
 

@@ -21,6 +21,7 @@ from spheret.data import Dataset, prepare, sample_batch
 from spheret.diagnostics import Event, probe
 from spheret.evaluation import Evaluation, Validation
 from spheret.training.checkpoint import load_checkpoint, save_checkpoint
+from spheret.training.collapse import has_collapsed
 from spheret.training.config import TrainConfig
 from spheret.training.device import autocast, machine, resolve_device, resolve_dtype, to_device, versions
 from spheret.training.interrupt import StopSignals
@@ -200,12 +201,14 @@ def train_steps(
 def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunResult:
     """Evaluate if the last step did not, write diagnostics and checkpoint, and last of all run.json."""
     evaluation = evaluation or run.evaluate(state)
-    write_json(run.folder / DIAGNOSTICS, run.probe(state))
+    diagnostics = run.probe(state)
+    write_json(run.folder / DIAGNOSTICS, diagnostics)
     if run.config.save_final or run.config.checkpoint_interval > 0:
         save_checkpoint(run.folder, state, run.config, run.dataset.fingerprint)
     # Last, because a run.json says that the folder is complete.
     reason = divergence(state, ended=True)
-    return write_result(run, state, "finished" if reason is None else "diverged", reason, evaluation)
+    outcome: Outcome = "finished" if reason is None else "diverged"
+    return write_result(run, state, outcome, reason, evaluation, diagnostics["token_cosine"][-1])
 
 
 def metrics_record(
@@ -225,30 +228,41 @@ def metrics_record(
 
 
 def write_result(
-    run: Run, state: TrainState, outcome: Outcome, reason: str | None, evaluation: Evaluation | None = None
+    run: Run,
+    state: TrainState,
+    outcome: Outcome,
+    reason: str | None,
+    evaluation: Evaluation | None = None,
+    token_cosine: float | None = None,
 ) -> RunResult:
-    """Write run.json and return the result. Without `evaluation`, the last one in metrics.jsonl is used."""
+    """Write run.json and return the result. Without `evaluation`, the last one in metrics.jsonl is used.
+
+    `token_cosine` is that of the last sublayer; without it, only the loss tells whether the run collapsed.
+    """
     records = read_metrics(run.folder)
     evaluated = [record for record in records if "val_loss" in record]
     values = _evaluation_record(evaluation) or (evaluated[-1] if evaluated else {})
     # The first record covers the step that warmed up the caches.
     speeds = [record["tokens_per_s"] for record in (records[1:] or records)]
+    val_loss = _finite(values.get("val_loss"))
+    unigram_loss = run.validation.unigram_loss
     result = RunResult(
         folder=run.folder,
         outcome=outcome,
         reason=reason,
         step=state.step,
         tokens=state.step * run.config.tokens_per_step,
-        val_loss=_finite(values.get("val_loss")),
+        val_loss=val_loss,
         val_se=_finite(values.get("val_se")),
         val_bpb=_finite(values.get("val_bpb")),
         train_loss=_finite(state.monitor.smoothed),
-        unigram_loss=run.validation.unigram_loss,
+        unigram_loss=unigram_loss,
         parameters=sum(p.numel() for p in state.model.parameters()),
         tokens_per_s=statistics.median(speeds) if speeds else None,
         seconds=state.seconds,
         spikes=state.monitor.spikes,
         skipped_steps=state.skipped,
+        collapsed=outcome == "finished" and has_collapsed(val_loss, unigram_loss, records, token_cosine),
     )
     environment = {"versions": versions(), "machine": machine(run.device), "data": run.dataset.summary()}
     write_json(run.folder / RUN, {**result.to_dict(), **environment})

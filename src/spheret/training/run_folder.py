@@ -29,9 +29,6 @@ CHECKPOINTS = "checkpoints"
 
 Outcome = Literal["finished", "diverged", "interrupted"]
 
-COLLAPSE_MARGIN = 0.03
-"""A finished model has collapsed if its validation loss is not at least this share below the unigram loss."""
-
 MAY_CHANGE = frozenset(
     [
         "device",
@@ -175,7 +172,7 @@ class RunResult:
     Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
     `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
     median over the log lines, without evaluations and checkpoints. `seconds` is training time, including that before a
-    resume.
+    resume. `collapsed`: the run finished and stopped learning at the unigram plateau (see `collapse.py`).
     """
 
     folder: Path
@@ -193,13 +190,7 @@ class RunResult:
     seconds: float
     spikes: int
     skipped_steps: int
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the run finished without learning more than token frequencies."""
-        if self.outcome != "finished" or self.val_loss is None:
-            return False
-        return self.val_loss > (1.0 - COLLAPSE_MARGIN) * self.unigram_loss
+    collapsed: bool = False
 
     @property
     def perplexity(self) -> float | None:
@@ -226,7 +217,7 @@ class RunResult:
 def read_result(folder: Path) -> RunResult:
     """The result that run.json keeps. FileNotFoundError: the run has not ended, or it is not the folder of a run."""
     values = read_json(Path(folder) / RUN)
-    # `collapsed` is computed again, versions and machine are not part of the result.
+    # Versions, machine and data are not part of the result.
     own = {name: value for name, value in values.items() if name in RunResult.__dataclass_fields__}
     return RunResult(folder=Path(folder), **own, **values["final"])
 
