@@ -247,3 +247,14 @@ def test_figures_and_table_treat_collapsed_runs_alike(make_comparison, kind) -> 
         ]
         assert mean == pytest.approx(entry["val_loss"]["mean"] + 0.01)  # the generated curves end so far above
     assert "collapsed did finish" in plot.caption and "diverged or were interrupted" in plot.caption
+
+
+def test_a_diverged_run_shows_its_last_finite_loss_and_qualifies_the_claim(make_comparison) -> None:  # type: ignore[no-untyped-def]
+    folder = make_comparison()
+    results = load_results(folder)
+    diverged = results["schemes"][3]["runs"][2]
+    assert diverged["outcome"] == "diverged"
+    diverged |= {"last_loss": 2.31449, "last_loss_step": 700}
+    text = Page(render_html(results, [])).text
+    assert "loss is nan at step 700; last finite training loss 2.3145 at step 700" in text
+    assert "(1 of 3 runs diverged)" in text.partition("How to read this")[0].partition("bits/byte")[2]

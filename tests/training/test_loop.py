@@ -146,6 +146,30 @@ def test_a_run_with_an_absurd_learning_rate_diverges(
     assert (lines[-1]["step"] == 20) == (on_divergence == "continue")
 
 
+@pytest.mark.parametrize("log_interval", [1, 7])
+def test_the_last_finite_loss_of_a_diverged_run_is_recorded(
+    log_interval: int, tiny: Tiny, tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its step has no line in metrics.jsonl."""
+    original, losses = Run.gradients, []
+
+    def break_at_step_six(self: Run, forward: Any, step: int) -> torch.Tensor:
+        loss = original(self, forward, step)
+        losses.append(loss.item() if step < 5 else math.nan)
+        return loss if step < 5 else loss * math.nan
+
+    monkeypatch.setattr(Run, "gradients", break_at_step_six)
+    result = train(tiny(steps=20, log_interval=log_interval), tmp_path, dataset=dataset)
+    assert result.outcome == "diverged"
+    assert (result.last_loss, result.last_loss_step) == (losses[4], 5)
+    final = read(tmp_path, "run.json")["final"]
+    assert (final["last_loss"], final["last_loss_step"]) == (losses[4], 5)
+    assert read_result(tmp_path) == result
+    assert (
+        result.explanation is not None and f"last finite training loss {losses[4]:.4f} at step 5" in result.explanation
+    )
+
+
 def test_max_train_tokens_ends_the_run(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
     result = train(tiny(max_train_tokens=400), tmp_path, dataset=dataset)
     assert (result.step, result.tokens) == (3, 3 * 128)

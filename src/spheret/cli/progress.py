@@ -57,7 +57,7 @@ def outcome(result: RunResult | None) -> str:
     if result is None:
         return "crashed"
     loss = "no loss" if result.val_loss is None else f"val loss {result.val_loss:.4f}"
-    note = f", {result.outcome}: {result.reason}" if result.outcome != "finished" else ""
+    note = f", {result.outcome}: {result.explanation}" if result.outcome != "finished" else ""
     return loss + (", collapsed to the unigram plateau" if result.collapsed else "") + note
 
 

@@ -133,7 +133,7 @@ def summary(result: RunResult) -> str:
     return "\n".join(
         [
             text,
-            *([result.reason] if result.reason else []),
+            *([result.explanation] if result.explanation else []),
             f"{result.parameters:,} parameters, run folder {result.folder}",
         ]
     )

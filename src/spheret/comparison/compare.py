@@ -176,6 +176,8 @@ class Comparison:
             "outcome": result.outcome,
             "reason": result.reason,
             "collapsed": result.collapsed,
+            "last_loss": result.last_loss,
+            "last_loss_step": result.last_loss_step,
             "val_loss": result.val_loss,
             "val_se": result.val_se,
             "val_bpb": result.val_bpb,

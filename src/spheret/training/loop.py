@@ -174,6 +174,7 @@ def train_steps(
         update_parameters(state, lr, grad_norm)
         event = state.monitor.update(loss)
         state.step += 1
+        state.note_loss(loss)
         state.seconds += time.perf_counter() - started
 
         lost = config.on_divergence == "stop" and divergence(state) is not None
@@ -256,6 +257,8 @@ def write_result(
         val_se=_finite(values.get("val_se")),
         val_bpb=_finite(values.get("val_bpb")),
         train_loss=_finite(state.monitor.smoothed),
+        last_loss=state.last_loss,
+        last_loss_step=state.last_loss_step,
         unigram_loss=unigram_loss,
         parameters=sum(p.numel() for p in state.model.parameters()),
         tokens_per_s=statistics.median(speeds) if speeds else None,

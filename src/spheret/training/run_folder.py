@@ -170,6 +170,7 @@ class RunResult:
     """What became of a run, as `train` returns it and run.json keeps it.
 
     Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
+    `last_loss` is the last finite training loss and `last_loss_step` its step: where a diverged run still was sound.
     `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
     median over the log lines, without evaluations and checkpoints. `seconds` is training time, including that before a
     resume. `collapsed`: the run finished and stopped learning at the unigram plateau (see `collapse.py`).
@@ -191,15 +192,25 @@ class RunResult:
     spikes: int
     skipped_steps: int
     collapsed: bool = False
+    last_loss: float | None = None
+    last_loss_step: int | None = None
 
     @property
     def perplexity(self) -> float | None:
         """exp(val_loss); None without a validation loss, or where it overflows."""
         return None if self.val_loss is None or self.val_loss > 700 else math.exp(self.val_loss)
 
+    @property
+    def explanation(self) -> str | None:
+        """`reason`, for a diverged run together with its last finite loss."""
+        if self.outcome != "diverged":
+            return self.reason
+        loss = last_finite_loss(self.last_loss, self.last_loss_step)
+        return f"{self.reason}; {loss}" if self.reason else loss
+
     def to_dict(self) -> dict[str, Any]:
         """What run.json says about the run itself; versions, machine and data are added by the trainer."""
-        final = ("step", "tokens", "val_loss", "val_se", "val_bpb", "train_loss")
+        final = ("step", "tokens", "val_loss", "val_se", "val_bpb", "train_loss", "last_loss", "last_loss_step")
         return {
             "outcome": self.outcome,
             "reason": self.reason,
@@ -212,6 +223,11 @@ class RunResult:
             "spikes": self.spikes,
             "skipped_steps": self.skipped_steps,
         }
+
+
+def last_finite_loss(loss: float | None, step: int | None) -> str:
+    """'last finite training loss 2.3145 at step 120', for messages about a diverged run."""
+    return "no finite training loss" if loss is None else f"last finite training loss {loss:.4f} at step {step}"
 
 
 def read_result(folder: Path) -> RunResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +14,15 @@ from spheret.training.config import TrainConfig
 from spheret.training.device import resolve_device
 from spheret.training.optimizer import build_adamw
 
-COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row")
+COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row", "last_loss", "last_loss_step")
 
 
 @dataclass
 class TrainState:
     """Model, optimizer and monitor after `step` optimizer steps, skipped ones included.
 
-    `seconds` counts training time without evaluation; `skipped` counts steps whose gradient was not finite.
+    `seconds` counts training time without evaluation; `skipped` counts steps whose gradient was not finite. `last_loss`
+    is the newest finite training loss, and `last_loss_step` its step; None before the first.
     """
 
     model: GPT
@@ -30,6 +32,13 @@ class TrainState:
     seconds: float = 0.0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    last_loss: float | None = None
+    last_loss_step: int | None = None
+
+    def note_loss(self, loss: float) -> None:
+        """Remember the training loss of the current step, if it is finite."""
+        if math.isfinite(loss):
+            self.last_loss, self.last_loss_step = loss, self.step
 
     def extras(self) -> dict[str, Any]:
         """Everything but the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
@@ -45,8 +54,8 @@ class TrainState:
         """Inverse of `extras`. It also sets the global random state."""
         self.optimizer.load_state_dict(extras["optimizer"])
         self.monitor.load_state_dict(extras["monitor"])
-        for name in COUNTERS:
-            setattr(self, name, extras["counters"][name])
+        for name, value in extras["counters"].items():
+            setattr(self, name, value)
         torch.set_rng_state(extras["rng"]["cpu"])
         device = next(self.model.parameters()).device
         # A run may resume on another kind of device; a CPU checkpoint holds no CUDA state.
