@@ -19,6 +19,7 @@ from spheret.cli import bench, compare, plan, schemes, train
 from spheret.cli.console import UsageError, as_flags, explain, flags_checked
 from spheret.comparison.compare import ComparisonBusy
 from spheret.recipes import recipe
+from spheret.training import RunBusy
 from spheret.training.config import warmup_settings
 
 DESCRIPTION = """Sphere-retraction residual connections for transformers: compare schemes, train, report.
@@ -36,7 +37,7 @@ COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "schemes": (schemes.SchemesCommand, schemes.run),
 }
 # Errors that a user can act on, shown as one line. Others, such as a RuntimeError of PyTorch, keep their traceback.
-USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy)
+USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy, RunBusy)
 
 
 def main(arguments: list[str] | None = None) -> None:

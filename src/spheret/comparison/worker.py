@@ -25,9 +25,11 @@ from filelock import FileLock
 from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset
 from spheret.training import RunResult, checkpoints, read_metrics, train
-from spheret.training.run_folder import RUN, check_same_config, finished_result
+from spheret.training.run_folder import LOCK, RUN, check_same_config, finished_result
 
-ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE, LOCK_FILE = "error.txt", "warnings.txt", "output.txt", ".lock"
+ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE = "error.txt", "warnings.txt", "output.txt"
+LOCK_FILE = ".lock"
+"""Held by the process of a run, also while it tidies the folder. `train` holds another lock, which does not wait."""
 ORPHAN_SECONDS = 60.0
 """Longest time that a run takes to stop after its parent ended. A new run in the same folder waits twice as long."""
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -97,7 +99,7 @@ def _tidy(spec: RunSpec) -> bool:
     for path in spec.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK_FILE:
+        elif path.name not in (LOCK_FILE, LOCK):
             path.unlink()
     return False
 

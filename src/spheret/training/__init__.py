@@ -11,10 +11,11 @@ from spheret.training.device import machine, versions
 from spheret.training.interrupt import TrainingInterrupted
 from spheret.training.loop import train
 from spheret.training.optimizer import learning_rate
-from spheret.training.run_folder import RunResult, checkpoints, read_metrics, read_result
+from spheret.training.run_folder import RunBusy, RunResult, checkpoints, read_metrics, read_result
 
 __all__ = [
     "COLLAPSE_MARGIN",
+    "RunBusy",
     "RunResult",
     "TrainConfig",
     "TrainingInterrupted",

@@ -23,7 +23,7 @@ from spheret.evaluation import Evaluation, Validation
 from spheret.training.checkpoint import load_checkpoint, save_checkpoint
 from spheret.training.collapse import has_collapsed
 from spheret.training.config import TrainConfig
-from spheret.training.device import autocast, machine, resolve_device, resolve_dtype, to_device, versions
+from spheret.training.device import autocast, machine, refuse_ranks, resolve_device, resolve_dtype, to_device, versions
 from spheret.training.interrupt import StopSignals
 from spheret.training.run_folder import (
     DIAGNOSTICS,
@@ -33,8 +33,10 @@ from spheret.training.run_folder import (
     RunResult,
     check_same_config,
     finished_result,
+    only_trainer,
     open_run,
     read_metrics,
+    require_run,
     write_json,
 )
 from spheret.training.state import TrainState, initial_state
@@ -131,19 +133,28 @@ def train(
     Raises:
         FileExistsError: `out` holds a run and `resume` is not set.
         FileNotFoundError: `resume` is set and there is no run.
-        ValueError: model and tokenizer do not fit, or the run to resume had another configuration.
+        ValueError: model and tokenizer do not fit, the run to resume had another configuration, or a launcher started
+            several ranks.
+        RunBusy: another process is training into `out`.
         TrainingInterrupted: SIGINT or SIGTERM came (it is a KeyboardInterrupt). run.json says so, and there is a
             checkpoint if `config.checkpoint_interval` is set.
     """
     out = Path(out)
+    refuse_ranks()
     if resume and (done := finished_result(out)) is not None and done.outcome == "finished":
         check_same_config(out, config)
         return done
     dataset = prepare(config.data) if dataset is None else dataset
     # Everything that can be refused is refused before `open_run` writes.
     run = Run.build(config, out, dataset)
-    checkpoint = open_run(out, config, resume)
-    with StopSignals() as stop, torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+    if resume:
+        require_run(out)
+    with (
+        only_trainer(out),
+        StopSignals() as stop,
+        torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []),
+    ):
+        checkpoint = open_run(out, config, resume)
         state = initial_state(config, run.device)
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, dataset.fingerprint)

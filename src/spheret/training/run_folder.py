@@ -17,15 +17,20 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from filelock import FileLock, Timeout
 
 from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
 
 CONFIG, METRICS, RUN, DIAGNOSTICS = "config.json", "metrics.jsonl", "run.json", "diagnostics.json"
 CHECKPOINTS = "checkpoints"
+LOCK = ".train.lock"
+"""Held while a process trains into the folder. It stays there: removing a lock file is a race of its own."""
 
 Outcome = Literal["finished", "diverged", "interrupted"]
 
@@ -249,10 +254,37 @@ def finished_result(folder: Path) -> RunResult | None:
 # --- starting and resuming ---
 
 
+class RunBusy(RuntimeError):
+    """Another process is training into the same folder."""
+
+
+@contextmanager
+def only_trainer(folder: Path) -> Iterator[None]:
+    """Make the folder and hold its lock. RunBusy: another process, or another thread, is training into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunBusy(
+            f"another process is training into {folder}: wait for it, or choose another folder (--out)"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a run folder, oldest first."""
     found = (Path(folder) / CHECKPOINTS).glob("step_*")
     return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=lambda p: int(p.name[5:]))
+
+
+def require_run(folder: Path) -> None:
+    """FileNotFoundError: there is no run in `folder` to resume."""
+    if not (folder / CONFIG).exists():
+        raise FileNotFoundError(f"no run in {folder} to resume: it has no {CONFIG}; start the run without resume")
 
 
 def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
@@ -260,17 +292,14 @@ def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
 
     None means step 0. A resumed run that was killed before its first checkpoint starts there too.
 
-    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. FileNotFoundError: no
-    run to resume. ValueError: the run there has another configuration.
+    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. ValueError: the run
+    there has another configuration.
     """
     complete = checkpoints(folder)
     if resume:
-        if not (folder / CONFIG).exists():
-            raise FileNotFoundError(f"no run in {folder} to resume: it has no {CONFIG}; start the run without resume")
         check_same_config(folder, config)
     elif complete or finished_result(folder) is not None:
         raise FileExistsError(f"{folder} already holds a run; pass resume=True (--resume), or choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     # The run is about to go on: what said how it ended is no longer true.
     for stale in (RUN, DIAGNOSTICS):
         (folder / stale).unlink(missing_ok=True)

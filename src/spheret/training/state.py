@@ -11,7 +11,7 @@ import torch
 from spheret.diagnostics.monitor import DivergenceMonitor
 from spheret.models import GPT
 from spheret.training.config import TrainConfig
-from spheret.training.device import resolve_device
+from spheret.training.device import refuse_ranks, resolve_device
 from spheret.training.optimizer import build_adamw
 
 COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row", "last_loss", "last_loss_step")
@@ -75,8 +75,10 @@ def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
 def check_buildable(config: TrainConfig) -> None:
     """Check, without data, that `initial_state` will work.
 
-    ValueError: the machine does not have the device, or the scheme makes no model of this shape.
+    ValueError: the machine does not have the device, the scheme makes no model of this shape, or a launcher started
+    several ranks.
     """
+    refuse_ranks()
     resolve_device(config.device)
     with torch.device("meta"):  # shapes only, no memory
         GPT(config.model)
