@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spheret.data import Dataset
+from spheret.data.shards import HEADER_BYTES
 from spheret.evaluation import evaluate
 from spheret.training import TrainConfig, load_model, read_metrics, read_result, train
 from spheret.training.loop import Run
@@ -186,6 +187,21 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
     small = replace(config, model=replace(config.model, vocab_size=200))
     with pytest.raises(ValueError, match=r"vocab_size=200 .* use 257 or more"):
         train(small, tmp_path / "run", dataset=dataset)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("side", ["train", "val"])
+def test_ids_that_do_not_fit_are_refused_before_anything_is_written(
+    side: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    shard = getattr(dataset, side)
+    # The header says one vocabulary, the ids are of another.
+    (tmp_path / "bad.shard").write_bytes(
+        shard.path.read_bytes()[:HEADER_BYTES] + np.full(len(shard), 299, "<u2").tobytes()
+    )
+    bad = replace(dataset, **{side: replace(shard, path=tmp_path / "bad.shard")})
+    with pytest.raises(ValueError, match=r"299\b.*vocabulary (of|has) 257"):
+        train(tiny(), tmp_path / "run", dataset=bad)
     assert not (tmp_path / "run").exists()
 
 

@@ -77,6 +77,7 @@ class Run:
                 f"use {needed} or more"
             )
         device = resolve_device(config.device)
+        # Building it reads all of the training shard; that a training id is out of range shows there too.
         validation = Validation.build(
             dataset,
             n_windows=config.eval_windows,
@@ -84,6 +85,7 @@ class Run:
             # As many windows at a time as training has sequences: what fits into memory there fits here.
             batch_size=-(-config.batch_size // config.grad_accum),
         )
+        dataset.val.check_ids(validation.x.reshape(-1))
         return cls(config, folder, dataset, device, autocast(device, resolve_dtype(config.dtype, device)), validation)
 
     def gradients(self, forward: Forward, step: int) -> torch.Tensor:
