@@ -178,5 +178,17 @@ def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None
     assert code == 2 and "already holds a run" in err and "--resume" in err
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "finished at step 20" in out
-    code, _, err = spheret(f"{command} --resume --lr 1", *tiny)
-    assert code == 2 and "other values of lr" in err
+    code, out, err = spheret(f"{command} --resume --lr 1", *tiny)
+    assert code == 2 and "other values of lr" in err and "continuing" not in out
+
+
+@pytest.mark.parametrize("refused", ["--steps 10", "--lr 1", "--seed 3", "--n-layer 2"])
+def test_a_refused_resume_does_not_say_that_it_continues(spheret: Any, tiny: list[str], refused: str) -> None:
+    """Also where the run was stopped, so that there is something to continue."""
+    command = "train --scheme proj --steps 20 --checkpoint-interval 10 --out run"
+    assert spheret(command, *tiny)[0] == 0
+    Path("run/run.json").unlink()
+    code, out, err = spheret(f"{command} --resume {refused}", *tiny)
+    assert code == 2 and "other values of" in err and not out.strip()
+    code, out, _ = spheret(f"{command} --resume", *tiny)
+    assert code == 0 and "continuing from step_0000020 of 20" in out

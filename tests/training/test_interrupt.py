@@ -49,6 +49,7 @@ def test_a_signal_leaves_a_whole_folder(
     assert (run["outcome"], run["reason"]) == ("interrupted", f"interrupted by {number.name}")
     assert run["final"]["step"] == lines[-1]["step"] >= 12
     assert run["final"]["val_loss"] == [line["val_loss"] for line in lines if "val_loss" in line][-1]
+    assert run["final"]["val_step"] == [line["step"] for line in lines if "val_loss" in line][-1]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert int(checkpoints(tmp_path)[-1].name[5:]) == run["final"]["step"], "nothing that was trained is lost"
     assert load_model(tmp_path).config == endless.model

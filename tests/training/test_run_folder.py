@@ -180,3 +180,15 @@ def test_a_configuration_with_both_names_is_refused(tiny: Tiny) -> None:
     values["model"]["connection"] = "geonorm"
     with pytest.raises(ValueError, match=r"unknown configuration keys model\.connection"):
         config_from_dict(values)
+
+
+@pytest.mark.parametrize(("stop", "expected"), [(2, None), (4, 3), (5, 3)])
+def test_a_validation_loss_goes_with_its_step(
+    stop: int, expected: int | None, tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    interrupted(tiny(eval_interval=3), tmp_path, dataset, stop)
+    final = read_json(tmp_path / "run.json")["final"]
+    assert (final["step"], final["val_step"]) == (stop, expected)
+    assert (final["val_loss"] is None) == (expected is None)
+    assert read_result(tmp_path).val_step == expected
+    assert train(tiny(eval_interval=3), tmp_path / "whole", dataset=dataset).val_step == 6

@@ -107,8 +107,6 @@ def run(command: TrainCommand) -> int:
     dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)
-    if command.resume and (saved := checkpoints(command.out)):
-        say(console, f"continuing from {saved[-1].name} of {config.total_steps}")
     try:
         result = train(
             config,
@@ -116,6 +114,7 @@ def run(command: TrainCommand) -> int:
             dataset=dataset,
             resume=command.resume,
             on_log=lambda record: say(console, line(record)),
+            on_resume=lambda saved: say(console, f"continuing from {saved.name} of {config.total_steps}"),
         )
     except TrainingInterrupted as stop:
         start = "" if checkpoints(command.out) else " It will start over, because there is no checkpoint."
@@ -129,7 +128,8 @@ def summary(result: RunResult) -> str:
     """The outcome of the run, in two or three lines."""
     loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se or 0:.4f} nats/token"
     collapsed = ", collapsed to the unigram plateau" if result.collapsed else ""
-    text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}"
+    at = f" of step {result.val_step}" if result.val_step not in (None, result.step) else ""
+    text = f"{result.outcome} at step {result.step}: validation loss{at} {loss}{collapsed}"
     return "\n".join(
         [
             text,

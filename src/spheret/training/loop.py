@@ -51,6 +51,7 @@ from spheret.training.step import (
 )
 
 OnLog = Callable[[dict[str, Any]], None]
+OnResume = Callable[[Path], None]
 
 PROBE_WINDOWS = 4
 """Validation windows that the diagnostics read: means over a few thousand tokens are steady enough."""
@@ -120,6 +121,7 @@ def train(
     dataset: Dataset | None = None,
     resume: bool = False,
     on_log: OnLog | None = None,
+    on_resume: OnResume | None = None,
 ) -> RunResult:
     """Train one model into the folder `out` (config.json, metrics.jsonl, checkpoints/, diagnostics.json, run.json).
 
@@ -131,6 +133,7 @@ def train(
         dataset: `config.data`, already prepared.
         resume: continue from the newest checkpoint in `out`. The stored result of a finished run is returned.
         on_log: gets every record of metrics.jsonl, once it is written.
+        on_resume: gets the checkpoint from which the run continues, once it is loaded.
 
     Raises:
         FileExistsError: `out` holds a run and `resume` is not set.
@@ -160,6 +163,8 @@ def train(
         state = initial_state(config, run.device)
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, dataset.fingerprint)
+            if on_resume is not None:
+                on_resume(checkpoint)
         try:
             with MetricsLog(out, keep_through=state.step) as log:
                 evaluation = train_steps(run, state, log, stop, on_log)
@@ -255,7 +260,9 @@ def write_result(
     """
     records = read_metrics(run.folder)
     evaluated = [record for record in records if "val_loss" in record]
-    values = _evaluation_record(evaluation) or (evaluated[-1] if evaluated else {})
+    values: dict[str, Any] = evaluated[-1] if evaluated else {}
+    if evaluation is not None:
+        values = {"step": state.step, **_evaluation_record(evaluation)}
     # The first record covers the step that warmed up the caches.
     speeds = [record["tokens_per_s"] for record in (records[1:] or records)]
     val_loss = _finite(values.get("val_loss"))
@@ -270,6 +277,7 @@ def write_result(
         val_se=_finite(values.get("val_se")),
         val_bpb=_finite(values.get("val_bpb")),
         train_loss=_finite(state.monitor.smoothed),
+        val_step=None if val_loss is None else values["step"],
         last_loss=state.last_loss,
         last_loss_step=state.last_loss_step,
         unigram_loss=unigram_loss,

@@ -175,6 +175,7 @@ class RunResult:
     """What became of a run, as `train` returns it and run.json keeps it.
 
     Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
+    `val_step` is the step of the validation loss, which lies before `step` if the run was interrupted.
     `last_loss` is the last finite training loss and `last_loss_step` its step: where a diverged run still was sound.
     `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
     median over the log lines, without evaluations and checkpoints. `seconds` is training time, including that before a
@@ -199,6 +200,7 @@ class RunResult:
     collapsed: bool = False
     last_loss: float | None = None
     last_loss_step: int | None = None
+    val_step: int | None = None
 
     @property
     def perplexity(self) -> float | None:
@@ -215,7 +217,17 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """What run.json says about the run itself; versions, machine and data are added by the trainer."""
-        final = ("step", "tokens", "val_loss", "val_se", "val_bpb", "train_loss", "last_loss", "last_loss_step")
+        final = (
+            "step",
+            "tokens",
+            "val_step",
+            "val_loss",
+            "val_se",
+            "val_bpb",
+            "train_loss",
+            "last_loss",
+            "last_loss_step",
+        )
         return {
             "outcome": self.outcome,
             "reason": self.reason,
