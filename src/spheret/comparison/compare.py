@@ -181,7 +181,6 @@ class Comparison:
             "val_loss": result.val_loss,
             "val_se": result.val_se,
             "val_bpb": result.val_bpb,
-            "tokens_per_s": result.tokens_per_s,
         }
 
 

@@ -126,9 +126,9 @@ def has_diverged(run: Mapping[str, Any]) -> bool:
 def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Summarise the run records of every scheme entry of results.json; the first entry is the baseline.
 
-    Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb,
-    tokens_per_s). Returns copies that also hold val_loss, perplexity, bits_per_byte, tokens_per_s, the counts finished,
-    diverged, interrupted and collapsed, and difference: None for the baseline, else the paired difference with
+    Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb).
+    Returns copies that also hold val_loss, perplexity, bits_per_byte, the counts finished, diverged, interrupted and
+    collapsed, and difference: None for the baseline, else the paired difference with
     `p_value` and, over all comparisons with the baseline, `p_holm`. The result is strict JSON: unknown values are None.
     """
     losses = [losses_by_seed(entry["runs"]) for entry in schemes]
@@ -187,7 +187,6 @@ def _summary(runs: Sequence[Mapping[str, Any]], losses: list[float]) -> dict[str
         "val_loss": asdict(estimate),
         "perplexity": math.exp(estimate.mean) if estimate.mean is not None and estimate.mean < 700 else None,
         "bits_per_byte": _mean_of(finished, "val_bpb"),
-        "tokens_per_s": _mean_of(finished, "tokens_per_s"),
         "finished": len(finished),
         "diverged": sum(has_diverged(r) for r in runs),
         "interrupted": sum(not has_finished(r) and not has_diverged(r) for r in runs),

@@ -130,7 +130,6 @@ def _cells(row: table.Row) -> dict[str, Any]:
         "call_words": _call_words(row),
         "outcomes": table.outcomes(row),
         "failed": bool(row.diverged or row.collapsed or row.interrupted),
-        "rate": table.rate(row.tokens_per_s),
     }
 
 
@@ -156,7 +155,6 @@ def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> d
         "lr": table.number(run.get("lr", entry.get("lr")), "g"),
         "loss": table.number(run.get("val_loss"), ".4f") + (f" ± {error:.4f}" if error is not None else ""),
         "bits_per_byte": table.number(run.get("val_bpb"), ".4f"),
-        "rate": table.rate(run.get("tokens_per_s")),
         "outcome": outcome,
         "bad": not has_finished(run) or bool(run.get("collapsed")),
         "reason": _reason(run),

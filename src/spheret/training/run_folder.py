@@ -34,6 +34,10 @@ LOCK = ".train.lock"
 
 Outcome = Literal["finished", "diverged", "interrupted"]
 
+SPEED_NOTE = "beside whatever else the machine did; not comparable between runs, for that use spheret bench"
+"""Stands in run.json beside `tokens_per_s`. Runs of one comparison share the machine, and schemes of equal cost came
+out a factor of three apart."""
+
 MAY_CHANGE = frozenset(
     [
         "device",
@@ -175,11 +179,12 @@ class RunResult:
     """What became of a run, as `train` returns it and run.json keeps it.
 
     Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
-    `val_step` is the step of the validation loss, which lies before `step` if the run was interrupted.
-    `last_loss` is the last finite training loss and `last_loss_step` its step: where a diverged run still was sound.
-    `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
-    median over the log lines, without evaluations and checkpoints. `seconds` is training time, including that before a
-    resume. `collapsed`: the run finished and stopped learning at the unigram plateau (see `collapse.py`).
+    `val_step` is the step of the validation loss, which lies before `step` if the run was interrupted. `last_loss` is
+    the last finite training loss and `last_loss_step` its step: where a diverged run still was sound. `unigram_loss` is
+    the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the median over the
+    log lines, without evaluations and checkpoints, beside whatever else the machine did meanwhile. `seconds` is
+    training time, including that before a resume. `collapsed`: the run finished and stopped learning at the unigram
+    plateau (see `collapse.py`).
     """
 
     folder: Path
@@ -236,6 +241,7 @@ class RunResult:
             "collapsed": self.collapsed,
             "parameters": self.parameters,
             "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_note": SPEED_NOTE,
             "seconds": self.seconds,
             "spikes": self.spikes,
             "skipped_steps": self.skipped_steps,
