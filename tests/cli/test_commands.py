@@ -192,3 +192,18 @@ def test_a_refused_resume_does_not_say_that_it_continues(spheret: Any, tiny: lis
     assert code == 2 and "other values of" in err and "continuing" not in out
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "continuing from step_0000020 of 20" in out
+
+
+def test_damaged_state_is_explained_and_the_weights_can_be_used(spheret: Any, tiny: list[str]) -> None:
+    command = "train --scheme proj --steps 20 --checkpoint-interval 10 --keep-checkpoints 1 --out run"
+    assert spheret(command, *tiny)[0] == 0
+    Path("run/run.json").unlink()
+    Path("run/checkpoints/step_0000020/state.pt").write_bytes(b"half")
+    code, _, err = spheret(f"{command} --resume", *tiny)
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "step_0000020/state.pt cannot be read" in err
+    (weights,) = re.findall(r"--init-from (\S+)", err)
+    code, out, _ = spheret(f"{command.replace('--out run', '--out other')} --init-from {weights}", *tiny)
+    assert code == 0 and "finished at step 20" in out
+    code, _, err = spheret("train --out new --init-from nowhere --data missing.txt")
+    assert code == 2 and "no checkpoint in nowhere" in err

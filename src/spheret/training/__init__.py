@@ -4,7 +4,7 @@ Read `loop.py` first; it calls `state.py` (what changes while a run trains), `st
 `run_folder.py` and `checkpoint.py` (what a run leaves on disk), and `collapse.py` (whether it learned anything).
 """
 
-from spheret.training.checkpoint import load_model
+from spheret.training.checkpoint import DamagedCheckpoint, load_model
 from spheret.training.collapse import COLLAPSE_MARGIN, has_collapsed
 from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
 from spheret.training.device import machine, versions
@@ -15,6 +15,7 @@ from spheret.training.run_folder import RunBusy, RunResult, checkpoints, read_me
 
 __all__ = [
     "COLLAPSE_MARGIN",
+    "DamagedCheckpoint",
     "RunBusy",
     "RunResult",
     "TrainConfig",

@@ -20,7 +20,7 @@ import torch
 from spheret.data import Dataset, prepare, sample_batch
 from spheret.diagnostics import Event, probe
 from spheret.evaluation import Evaluation, Validation
-from spheret.training.checkpoint import load_checkpoint, save_checkpoint
+from spheret.training.checkpoint import load_weights, resume_state, save_checkpoint, weights_folder
 from spheret.training.collapse import has_collapsed
 from spheret.training.config import TrainConfig
 from spheret.training.device import autocast, machine, refuse_ranks, resolve_device, resolve_dtype, to_device, versions
@@ -31,6 +31,7 @@ from spheret.training.run_folder import (
     MetricsLog,
     Outcome,
     RunResult,
+    check_free,
     check_same_config,
     finished_result,
     only_trainer,
@@ -131,7 +132,7 @@ def train(
         config: the whole run.
         out: folder of the run; made if it does not exist.
         dataset: `config.data`, already prepared.
-        resume: continue from the newest checkpoint in `out`. The stored result of a finished run is returned.
+        resume: continue from the newest whole checkpoint in `out`. The stored result of a finished run is returned.
         on_log: gets every record of metrics.jsonl, once it is written.
         on_resume: gets the checkpoint from which the run continues, once it is loaded.
 
@@ -140,6 +141,7 @@ def train(
         FileNotFoundError: `resume` is set and there is no run.
         ValueError: model and tokenizer do not fit, the run to resume had another configuration, or a launcher started
             several ranks.
+        DamagedCheckpoint (a ValueError): the run to resume has checkpoints, but none that is whole.
         RunBusy: another process is training into `out`.
         TrainingInterrupted: SIGINT or SIGTERM came (it is a KeyboardInterrupt). run.json says so, and there is a
             checkpoint if `config.checkpoint_interval` is set.
@@ -159,12 +161,15 @@ def train(
         StopSignals() as stop,
         torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []),
     ):
-        checkpoint = open_run(out, config, resume)
+        check_free(out, config, resume)
         state = initial_state(config, run.device)
-        if checkpoint is not None:
-            load_checkpoint(checkpoint, state, dataset.fingerprint)
-            if on_resume is not None:
-                on_resume(checkpoint)
+        # A run that was killed before its first checkpoint has none, and starts at step 0.
+        checkpoint = resume_state(out, state, dataset.fingerprint) if resume else None
+        if checkpoint is None and config.init_from:
+            load_weights(state.model, weights_folder(Path(config.init_from)))
+        open_run(out, config)
+        if checkpoint is not None and on_resume is not None:
+            on_resume(checkpoint)
         try:
             with MetricsLog(out, keep_through=state.step) as log:
                 evaluation = train_steps(run, state, log, stop, on_log)

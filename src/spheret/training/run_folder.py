@@ -305,24 +305,32 @@ def require_run(folder: Path) -> None:
         raise FileNotFoundError(f"no run in {folder} to resume: it has no {CONFIG}; start the run without resume")
 
 
-def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
-    """Prepare `folder` for training and write its config.json; return the checkpoint to continue from.
-
-    None means step 0. A resumed run that was killed before its first checkpoint starts there too.
+def check_free(folder: Path, config: TrainConfig, resume: bool) -> None:
+    """Check that `folder` may be trained into. It writes nothing.
 
     FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. ValueError: the run
     there has another configuration.
     """
-    complete = checkpoints(folder)
     if resume:
         check_same_config(folder, config)
-    elif complete or finished_result(folder) is not None:
+    elif checkpoints(folder) or finished_result(folder) is not None:
         raise FileExistsError(f"{folder} already holds a run; pass resume=True (--resume), or choose another folder")
+
+
+def open_run(folder: Path, config: TrainConfig) -> None:
+    """Prepare `folder` for training and write its config.json."""
     # The run is about to go on: what said how it ended is no longer true.
     for stale in (RUN, DIAGNOSTICS):
         (folder / stale).unlink(missing_ok=True)
     write_json(folder / CONFIG, config_to_dict(config))
-    return complete[-1] if resume and complete else None
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist: nothing is ever overwritten by setting aside."""
+    number, free = 2, path
+    while free.exists():
+        number, free = number + 1, path.with_name(f"{path.name}-{number}")
+    return free
 
 
 def check_same_config(folder: Path, config: TrainConfig) -> None:

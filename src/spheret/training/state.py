@@ -14,6 +14,8 @@ from spheret.training.config import TrainConfig
 from spheret.training.device import refuse_ranks, resolve_device
 from spheret.training.optimizer import build_adamw
 
+STATE_PARTS = ("optimizer", "monitor", "counters", "rng")
+"""What `TrainState.extras` holds."""
 COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row", "last_loss", "last_loss_step")
 
 
