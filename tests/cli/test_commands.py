@@ -207,3 +207,32 @@ def test_damaged_state_is_explained_and_the_weights_can_be_used(spheret: Any, ti
     assert code == 0 and "finished at step 20" in out
     code, _, err = spheret("train --out new --init-from nowhere --data missing.txt")
     assert code == 2 and "no checkpoint in nowhere" in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_what_the_terminal_cannot_encode_is_replaced(
+    encoding: str, start: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    monkeypatch.setenv("MPLBACKEND", "module://a_notebook")
+    process = start("compare --schemes pre-ln cay --lrs 1e-2 --seeds 2 --steps 2 --jobs 1 --out folder", *tiny)
+    assert process.wait() == 0, Path("err").read_text()
+    text = Path("out").read_bytes().decode(encoding)
+    assert "Report:" in text and ("\u00b1" in text) == (encoding == "latin-1")
+    assert process.wait() == 0 and Path("folder/report.html").exists() and Path("folder/results.csv").exists()
+
+
+def test_files_are_written_before_anything_is_printed(
+    spheret: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("the terminal is gone")
+
+    monkeypatch.setattr("spheret.cli.compare.print_table", fail)
+    assert spheret("compare --schemes pre-ln --lrs 1e-2 --seeds 1 --steps 2 --out folder", *tiny)[0] == 2
+    files = [Path("folder") / name for name in ("report.html", "results.csv")]
+    assert all(file.exists() for file in files)
+    for file in files:
+        file.unlink()
+    assert spheret("report folder")[0] == 2
+    assert all(file.exists() for file in files)

@@ -149,7 +149,7 @@ def test_a_truncated_checkpoint_does_not_stop_a_comparison(
     assert losses(again) == losses(first) and not failures(again)
     (warning,) = (w for w in warnings_of(again, tmp_path) if "cut short" in w)
     assert "starts over" in warning if all_of_them else f"continues from {kept[0].name}" in warning
-    assert len(list(folder.rglob("model.safetensors"))) == 4 if all_of_them else 3
+    assert len(list(folder.rglob("model.safetensors"))) == (4 if all_of_them else 3)
 
 
 def test_other_settings_use_other_folders(first: Results, config: CompareConfig) -> None:

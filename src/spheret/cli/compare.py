@@ -53,6 +53,7 @@ def run(config: CompareConfig) -> int:
         say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
         say(console, f"  {config.command()}", to_copy=True)
         return getattr(stop, "exit_code", 130)
+    report = write_report(config.out, partial=True)  # before anything is printed, which may fail
     say(console)
     print_table(console, results)
     say(console)
@@ -62,7 +63,6 @@ def run(config: CompareConfig) -> int:
     crashed = failures(results)
     for folder, reason in crashed:
         print(f"{config.out / folder} {reason}", file=sys.stderr)
-    report = write_report(config.out, partial=True)
     say(console)
     say(console, f"Report:  {report}", to_copy=True)
     say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", to_copy=True)
@@ -107,6 +107,7 @@ def run_report(command: ReportCommand) -> int:
     """Print the table and write the report; returns the exit code."""
     console: Console = output()
     results = load_results(command.folder)
+    report = write_report(command.folder, partial=True, figures=command.figures)
     if command.markdown:
         print(markdown(results))
     else:
@@ -114,6 +115,5 @@ def run_report(command: ReportCommand) -> int:
         say(console)
         say(console, results["verdict"])
         say(console)
-    report = write_report(command.folder, partial=True, figures=command.figures)
     say(console, f"Report: {report}", to_copy=True)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 import sys
@@ -23,6 +24,13 @@ def output() -> Console:
     """stdout, as wide as the terminal (or as the variable COLUMNS); 120 columns in a pipe or a file."""
     width = None if is_terminal() or os.environ.get("COLUMNS") else LOG_WIDTH
     return Console(width=width, highlight=False)
+
+
+def replace_unencodable() -> None:
+    """Let stdout and stderr write '?' for a character that their encoding lacks, instead of raising an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not so under a test, or in a notebook
+            stream.reconfigure(errors="replace")
 
 
 def is_terminal() -> bool:

@@ -16,7 +16,7 @@ import tyro
 
 from spheret import __version__
 from spheret.cli import bench, compare, plan, schemes, train
-from spheret.cli.console import UsageError, as_flags, explain, flags_checked
+from spheret.cli.console import UsageError, as_flags, explain, flags_checked, replace_unencodable
 from spheret.comparison.compare import ComparisonBusy
 from spheret.recipes import recipe
 from spheret.training import RunBusy
@@ -43,6 +43,7 @@ USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy, Run
 def main(arguments: list[str] | None = None) -> None:
     """Parse and run. Exit codes: 0, 1 if a run failed, 2 for an error that a user can act on, 128 + signal."""
     words = sys.argv[1:] if arguments is None else arguments
+    replace_unencodable()
     if words in (["--version"], ["-V"]):
         print(f"spheret {__version__}")
         sys.exit(0)

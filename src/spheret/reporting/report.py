@@ -35,11 +35,12 @@ def write_report(folder: Path, *, partial: bool = False, figures: Path | None = 
     ImportError, naming the extra, if matplotlib or jinja2 is not installed.
     """
     comparison = load_comparison(Path(folder), partial=partial)
+    # First, because it needs no library that could fail.
+    write_text(comparison.folder / CSV_NAME, table.csv_text(comparison.results))
     plots = all_plots(comparison)
     if figures is not None:
         save_plots(plots, figures)
     report = comparison.folder / REPORT_NAME
-    write_text(comparison.folder / CSV_NAME, table.csv_text(comparison.results))
     write_text(report, render_html(comparison.results, plots, comparison.missing))
     return report
 
