@@ -218,8 +218,8 @@ def test_what_the_terminal_cannot_encode_is_replaced(
     process = start("compare --schemes pre-ln cay --lrs 1e-2 --seeds 2 --steps 2 --jobs 1 --out folder", *tiny)
     assert process.wait() == 0, Path("err").read_text()
     text = Path("out").read_bytes().decode(encoding)
-    assert "Report:" in text and ("\u00b1" in text) == (encoding == "latin-1")
-    assert process.wait() == 0 and Path("folder/report.html").exists() and Path("folder/results.csv").exists()
+    assert "Report:" in text and ("\u00b1" in text) == (encoding != "ascii")
+    assert Path("folder/report.html").exists() and Path("folder/results.csv").exists()
 
 
 def test_files_are_written_before_anything_is_printed(

@@ -152,6 +152,41 @@ def test_a_truncated_checkpoint_does_not_stop_a_comparison(
     assert len(list(folder.rglob("model.safetensors"))) == (4 if all_of_them else 3)
 
 
+@pytest.mark.parametrize("spelling", ["{}/", "{}/.", "{}/../{name}", "relative"])
+def test_a_respelled_corpus_continues_every_run(
+    spelling: str, config: CompareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Path(config.data[0])
+    small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, checkpoint_interval=2, out=tmp_path)
+    first = compare(small)
+    folder = tmp_path / first["schemes"][0]["runs"][0]["run"]
+    (folder / "run.json").unlink()
+    last = checkpoints(folder)[-1]
+    before = {file: file.stat().st_mtime_ns for file in last.iterdir()}
+    monkeypatch.chdir(corpus.parent)
+    name = corpus.name if spelling == "relative" else spelling.format(corpus, name=corpus.name)
+    replaced: list[str] = []
+    again = compare(dataclasses.replace(small, data=(name,)), on_replace=replaced.append)
+    assert losses(again) == losses(first)
+    assert {file: file.stat().st_mtime_ns for file in before} == before, "it was not trained again"
+    assert replaced == [], "it is the same comparison"
+
+
+def test_checkpoints_that_cannot_be_continued_are_kept(config: CompareConfig, tmp_path: Path) -> None:
+    """Whatever made the run start over: a folder that holds weights is never emptied."""
+    small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, checkpoint_interval=2, out=tmp_path)
+    first = compare(small)
+    folder = tmp_path / first["schemes"][0]["runs"][0]["run"]
+    for number, damage in enumerate((empty_config_and_no_result, garbage_in_metrics), start=1):
+        weights = {file.read_bytes() for file in folder.rglob("model.safetensors")}
+        damage(folder)
+        again = compare(small)
+        assert losses(again) == losses(first)
+        assert {file.read_bytes() for file in folder.rglob("model.safetensors")} >= weights
+        assert len(list(folder.glob("earlier*"))) == number
+        assert any("held checkpoints that the run cannot continue from" in w for w in warnings_of(again, tmp_path))
+
+
 def test_other_settings_use_other_folders(first: Results, config: CompareConfig) -> None:
     before = run_jsons(config)
     other = compare(dataclasses.replace(config, steps=6, schemes=("proj",), lrs=(1e-2,), seeds=1))

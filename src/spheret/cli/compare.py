@@ -40,15 +40,19 @@ def run(config: CompareConfig) -> int:
     console = output()
     size = f"{config.total_runs} runs of {config.steps} steps"
     say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
-    if (earlier := _earlier_command(config)) not in (None, config.command()):
+
+    def announce(command: str) -> None:
         notice = (
             f"{config.out} holds another comparison. Its runs are kept, but its report is replaced. Its command was"
         )
         say(console, notice, "yellow")
-        say(console, f"  {earlier}", "yellow", to_copy=True)
+        say(console, f"  {command}", "yellow", to_copy=True)
+
     try:
         with view(console) as live:
-            results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
+            results = compare(
+                config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick, on_replace=announce
+            )
     except KeyboardInterrupt as stop:
         say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
         say(console, f"  {config.command()}", to_copy=True)
@@ -67,15 +71,6 @@ def run(config: CompareConfig) -> int:
     say(console, f"Report:  {report}", to_copy=True)
     say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", to_copy=True)
     return 1 if crashed else 0
-
-
-def _earlier_command(config: CompareConfig) -> str | None:
-    """Command of the comparison whose results are in the folder; None if there are none or they cannot be read."""
-    try:
-        command: str = load_results(config.out)["command"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return command
 
 
 def _require_report_libraries() -> None:

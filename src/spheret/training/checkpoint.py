@@ -20,7 +20,7 @@ import torch
 
 from spheret.models import GPT
 from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
-from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, free_name, read_json, write_json
+from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, free_name, other_data, read_json, write_json
 from spheret.training.state import STATE_PARTS, TrainState
 
 FORMAT = 1
@@ -95,10 +95,7 @@ def load_checkpoint(folder: Path, state: TrainState, fingerprint: str) -> None:
             f"{folder / STATE} has format {saved['format']}, expected {FORMAT}; use the version that wrote it"
         )
     if "fingerprint" in saved and saved["fingerprint"] != fingerprint:
-        raise ValueError(
-            f"{folder} was trained on data with fingerprint {saved['fingerprint']}, not {fingerprint}; "
-            "resume with the same corpus and tokenizer"
-        )
+        raise ValueError(other_data(folder, saved["fingerprint"], fingerprint))
     try:
         load_weights(state.model, folder)
     except DamagedCheckpoint as error:

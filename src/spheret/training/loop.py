@@ -33,6 +33,7 @@ from spheret.training.run_folder import (
     RunResult,
     check_free,
     check_same_config,
+    check_same_data,
     finished_result,
     only_trainer,
     open_run,
@@ -148,10 +149,13 @@ def train(
     """
     out = Path(out)
     refuse_ranks()
-    if resume and (done := finished_result(out)) is not None and done.outcome == "finished":
+    done = finished_result(out) if resume else None
+    if done is not None and done.outcome == "finished":
         check_same_config(out, config)
-        return done
     dataset = prepare(config.data) if dataset is None else dataset
+    if done is not None and done.outcome == "finished":
+        check_same_data(out, dataset.fingerprint)
+        return done
     # Everything that can be refused is refused before `open_run` writes.
     run = Run.build(config, out, dataset)
     if resume:

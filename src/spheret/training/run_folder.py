@@ -50,9 +50,12 @@ MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "save_final",
         "data.cache",
+        # Paths, each with more than one spelling. What was read is compared, by its fingerprint.
+        "data.data",
+        "data.tokenizer",
     ]
 )
-"""Fields of TrainConfig that a resumed run may change: they decide where or how often, not what is trained."""
+"""Fields of TrainConfig that a resumed run may change: they say where or how often, but not what is trained."""
 
 
 # --- reading and writing files ---
@@ -345,6 +348,21 @@ def check_same_config(folder: Path, config: TrainConfig) -> None:
             f"the run in {folder} was configured with other values of {', '.join(changed)}; "
             "resume with the same ones, or train into another folder"
         )
+
+
+def check_same_data(folder: Path, fingerprint: str) -> None:
+    """ValueError: the ended run in `folder` was trained on other data than that of this fingerprint."""
+    stored = read_json(folder / RUN)["data"]["fingerprint"]
+    if stored != fingerprint:
+        raise ValueError(other_data(folder, stored, fingerprint))
+
+
+def other_data(folder: Path, stored: str, fingerprint: str) -> str:
+    """The message for a run or checkpoint that was trained on data of the fingerprint `stored`."""
+    return (
+        f"{folder} was trained on data with fingerprint {stored}, not {fingerprint}; "
+        "resume with the same corpus and tokenizer"
+    )
 
 
 def _differing_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
