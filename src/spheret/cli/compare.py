@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -54,8 +55,9 @@ def run(config: CompareConfig) -> int:
                 config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick, on_replace=announce
             )
     except KeyboardInterrupt as stop:
-        say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
-        say(console, f"  {config.command()}", to_copy=True)
+        with suppress(OSError):  # it may be the output that ended
+            say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
+            say(console, f"  {config.command()}", to_copy=True)
         return getattr(stop, "exit_code", 130)
     report = write_report(config.out, partial=True)  # before anything is printed, which may fail
     say(console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -136,7 +137,8 @@ class LiveView:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.live.stop()
+        with suppress(OSError):  # a terminal that was closed takes no cursor back
+            self.live.stop()
 
     def tick(self, state: Comparison, runner: Runner) -> None:
         # Live hides the cursor, so start it only when there is something to show: a signal before that leaves the

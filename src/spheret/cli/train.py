@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def run(command: TrainCommand) -> int:
         )
     except TrainingInterrupted as stop:
         start = "" if checkpoints(command.out) else " It will start over, because there is no checkpoint."
-        say(console, f"Stopped. {command.out} holds the run so far. To continue, repeat with --resume.{start}")
+        with suppress(OSError):  # it may be the output that ended
+            say(console, f"Stopped. {command.out} holds the run so far. To continue, repeat with --resume.{start}")
         return stop.exit_code
     say(console, summary(result))
     return 0 if result.outcome == "finished" else 1

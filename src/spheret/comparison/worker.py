@@ -139,7 +139,8 @@ def _resumable(spec: RunSpec) -> bool:
 
 
 def _obey_parent() -> None:
-    # The runner starts this process with SIGINT and SIGTERM blocked. SIGINT stays blocked: Ctrl-C is the parent's.
+    # The runner starts this process with the signals of STOPPING blocked. All but SIGTERM stay so: Ctrl-C and the end
+    # of the terminal are the parent's.
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_stop_with_parent, daemon=True).start()

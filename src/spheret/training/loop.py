@@ -144,8 +144,8 @@ def train(
             several ranks.
         DamagedCheckpoint (a ValueError): the run to resume has checkpoints, but none that is whole.
         RunBusy: another process is training into `out`.
-        TrainingInterrupted: SIGINT or SIGTERM came (it is a KeyboardInterrupt). run.json says so, and there is a
-            checkpoint if `config.checkpoint_interval` is set.
+        TrainingInterrupted: SIGINT, SIGTERM or SIGHUP came, or what `on_log` writes to is closed (it is a
+            KeyboardInterrupt). run.json says so, and there is a checkpoint if `config.checkpoint_interval` is set.
     """
     out = Path(out)
     refuse_ranks()
@@ -173,7 +173,8 @@ def train(
             load_weights(state.model, weights_folder(Path(config.init_from)))
         open_run(out, config)
         if checkpoint is not None and on_resume is not None:
-            on_resume(checkpoint)
+            with stop.listening():
+                on_resume(checkpoint)
         try:
             with MetricsLog(out, keep_through=state.step) as log:
                 evaluation = train_steps(run, state, log, stop, on_log)
@@ -215,7 +216,8 @@ def train_steps(
             record = metrics_record(run, state, measured, evaluation, event)
             log.write(record)
             if on_log is not None:
-                on_log(record)
+                with stop.listening():
+                    on_log(record)
         # A signal saves what was trained, but only in a run that saves at all.
         if _due(state.step, config.checkpoint_interval) or (stop.received and config.checkpoint_interval):
             save_checkpoint(run.folder, state, config, run.dataset.fingerprint)
