@@ -178,5 +178,61 @@ def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None
     assert code == 2 and "already holds a run" in err and "--resume" in err
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "finished at step 20" in out
-    code, _, err = spheret(f"{command} --resume --lr 1", *tiny)
-    assert code == 2 and "other values of lr" in err
+    code, out, err = spheret(f"{command} --resume --lr 1", *tiny)
+    assert code == 2 and "other values of lr" in err and "continuing" not in out
+
+
+@pytest.mark.parametrize("refused", ["--steps 10", "--lr 1", "--seed 3", "--n-layer 2"])
+def test_a_refused_resume_does_not_say_that_it_continues(spheret: Any, tiny: list[str], refused: str) -> None:
+    """Also where the run was stopped, so that there is something to continue."""
+    command = "train --scheme proj --steps 20 --checkpoint-interval 10 --out run"
+    assert spheret(command, *tiny)[0] == 0
+    Path("run/run.json").unlink()
+    code, out, err = spheret(f"{command} --resume {refused}", *tiny)
+    assert code == 2 and "other values of" in err and "continuing" not in out
+    code, out, _ = spheret(f"{command} --resume", *tiny)
+    assert code == 0 and "continuing from step_0000020 of 20" in out
+
+
+def test_damaged_state_is_explained_and_the_weights_can_be_used(spheret: Any, tiny: list[str]) -> None:
+    command = "train --scheme proj --steps 20 --checkpoint-interval 10 --keep-checkpoints 1 --out run"
+    assert spheret(command, *tiny)[0] == 0
+    Path("run/run.json").unlink()
+    Path("run/checkpoints/step_0000020/state.pt").write_bytes(b"half")
+    code, _, err = spheret(f"{command} --resume", *tiny)
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "step_0000020/state.pt cannot be read" in err
+    (weights,) = re.findall(r"--init-from (\S+)", err)
+    code, out, _ = spheret(f"{command.replace('--out run', '--out other')} --init-from {weights}", *tiny)
+    assert code == 0 and "finished at step 20" in out
+    code, _, err = spheret("train --out new --init-from nowhere --data missing.txt")
+    assert code == 2 and "no checkpoint in nowhere" in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_what_the_terminal_cannot_encode_is_replaced(
+    encoding: str, start: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    monkeypatch.setenv("MPLBACKEND", "module://a_notebook")
+    process = start("compare --schemes pre-ln cay --lrs 1e-2 --seeds 2 --steps 2 --jobs 1 --out folder", *tiny)
+    assert process.wait() == 0, Path("err").read_text()
+    text = Path("out").read_bytes().decode(encoding)
+    assert "Report:" in text and ("\u00b1" in text) == (encoding != "ascii")
+    assert Path("folder/report.html").exists() and Path("folder/results.csv").exists()
+
+
+def test_files_are_written_before_anything_is_printed(
+    spheret: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("the terminal is gone")
+
+    monkeypatch.setattr("spheret.cli.compare.print_table", fail)
+    assert spheret("compare --schemes pre-ln --lrs 1e-2 --seeds 1 --steps 2 --out folder", *tiny)[0] == 2
+    files = [Path("folder") / name for name in ("report.html", "results.csv")]
+    assert all(file.exists() for file in files)
+    for file in files:
+        file.unlink()
+    assert spheret("report folder")[0] == 2
+    assert all(file.exists() for file in files)

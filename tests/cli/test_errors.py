@@ -71,6 +71,22 @@ def test_two_comparisons_in_one_folder(spheret: Any, tiny: list[str]) -> None:
     assert code == 2 and "another comparison is running in busy" in err
 
 
+@pytest.mark.parametrize("command", ["train --data missing.txt", "compare --data missing.txt"])
+def test_several_ranks_are_refused_before_the_corpus_is_read(
+    command: str, spheret: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, _, err = spheret(command)
+    assert code == 2 and len(err.splitlines()) == 1 and "WORLD_SIZE is 4" in err and "torchrun" in err
+
+
+def test_two_training_runs_in_one_folder(spheret: Any, tiny: list[str]) -> None:
+    Path("busy").mkdir()
+    with FileLock("busy/.train.lock"):
+        code, _, err = spheret("train --steps 3 --out busy", *tiny)
+    assert code == 2 and len(err.splitlines()) == 1 and "another process is training into busy" in err
+
+
 def test_a_bug_keeps_its_traceback(spheret: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPHERET_DEBUG", "1")
     with pytest.raises(ValueError, match="unknown scheme 'foo'"):

@@ -133,3 +133,41 @@ def test_runs_do_not_outlive_a_killed_parent(start: Any, tiny: list[str], tmp_pa
     until(lambda: not users(out), "the end of the orphans")
     stopped = [json.loads(f.read_text()) for f in run_files(out, "run.json")]
     assert stopped and {run["outcome"] for run in stopped} == {"interrupted"}
+
+
+@pytest.mark.parametrize("command", ["train --log-interval 1 --out out", f"compare {SCHEMES} --out out"])
+def test_a_pipe_that_nobody_reads_stops_the_command_like_ctrl_c(command: str, tiny: list[str], spheret: Any) -> None:
+    words = [sys.executable, "-m", "spheret", *command.split(), "--steps", "100000", *tiny]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        for _ in range(2):
+            process.stdout.readline()
+        process.stdout.close()  # as `| head -2` does
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+    stopped = [json.loads(file.read_text()) for file in Path("out").rglob("run.json")]
+    assert {run["outcome"] for run in stopped} == {"interrupted"}
+    if command.startswith("train"):
+        assert list(Path("out/checkpoints").glob("step_*"))
+
+
+@pytest.mark.parametrize("command", ["train --log-interval 1", f"compare {SCHEMES}"])
+def test_the_end_of_the_terminal_stops_the_command_like_ctrl_c(command: str, tiny: list[str], tmp_path: Path) -> None:
+    """The terminal is closed: SIGHUP goes to the whole group, and what is printed from then on fails."""
+    out = tmp_path / "stopped"
+    pid, controller = pty.fork()
+    if pid == 0:  # the leader of a session on the new terminal
+        words = [sys.executable, "-m", "spheret", *command.split(), "--steps", "100000", "--out", str(out), *tiny]
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+        os.execvp(words[0], words)
+    until(lambda: os.read(controller, 65536) and list(out.rglob("metrics.jsonl")), "a run at work")
+    os.close(controller)
+    _, status = until(lambda: (found := os.waitpid(pid, os.WNOHANG)) and found[0] and found, "the end of the command")
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert not users(out)
+    stopped = [json.loads(file.read_text()) for file in out.rglob("run.json")]
+    assert stopped and {run["outcome"] for run in stopped} == {"interrupted"}

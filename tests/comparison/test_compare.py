@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 import warnings
@@ -17,6 +18,7 @@ from filelock import FileLock
 from spheret.comparison.compare import Comparison, compare, failures, warnings_of
 from spheret.comparison.runs import TUNING_SEED, CompareConfig
 from spheret.comparison.worker import LOCK_FILE, WARNINGS_FILE, warnings_kept
+from spheret.training import checkpoints
 
 Results = dict[str, Any]
 BROKEN = "pre-ln:gain=1e38"
@@ -127,6 +129,62 @@ def test_what_a_crash_damaged_is_trained_again(
     again = compare(config)
     assert losses(again) == losses(first)
     assert {file.parent for file, changed in run_jsons(config).items() if changed != before[file]} == {victim}
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_truncated_checkpoint_does_not_stop_a_comparison(
+    all_of_them: bool, config: CompareConfig, tmp_path: Path
+) -> None:
+    """It goes on from the older one or, where none is whole, runs again and keeps what was there."""
+    small = dataclasses.replace(
+        config, schemes=("proj",), lrs=(1e-2,), seeds=1, checkpoint_interval=2, out=tmp_path, eval_interval=1
+    )
+    first = compare(small)
+    folder = tmp_path / first["schemes"][0]["runs"][0]["run"]
+    (folder / "run.json").unlink()
+    kept = checkpoints(folder)
+    for checkpoint in kept if all_of_them else kept[-1:]:
+        os.truncate(checkpoint / "model.safetensors", 100)
+    again = compare(small)
+    assert losses(again) == losses(first) and not failures(again)
+    (warning,) = (w for w in warnings_of(again, tmp_path) if "cut short" in w)
+    assert "starts over" in warning if all_of_them else f"continues from {kept[0].name}" in warning
+    assert len(list(folder.rglob("model.safetensors"))) == (4 if all_of_them else 3)
+
+
+@pytest.mark.parametrize("spelling", ["{}/", "{}/.", "{}/../{name}", "relative"])
+def test_a_respelled_corpus_continues_every_run(
+    spelling: str, config: CompareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Path(config.data[0])
+    small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, checkpoint_interval=2, out=tmp_path)
+    first = compare(small)
+    folder = tmp_path / first["schemes"][0]["runs"][0]["run"]
+    (folder / "run.json").unlink()
+    last = checkpoints(folder)[-1]
+    before = {file: file.stat().st_mtime_ns for file in last.iterdir()}
+    monkeypatch.chdir(corpus.parent)
+    name = corpus.name if spelling == "relative" else spelling.format(corpus, name=corpus.name)
+    replaced: list[str] = []
+    again = compare(dataclasses.replace(small, data=(name,)), on_replace=replaced.append)
+    assert losses(again) == losses(first)
+    assert {file: file.stat().st_mtime_ns for file in before} == before, "it was not trained again"
+    assert replaced == [], "it is the same comparison"
+
+
+def test_checkpoints_that_cannot_be_continued_are_kept(config: CompareConfig, tmp_path: Path) -> None:
+    """Whatever made the run start over: a folder that holds weights is never emptied."""
+    small = dataclasses.replace(config, schemes=("proj",), lrs=(1e-2,), seeds=1, checkpoint_interval=2, out=tmp_path)
+    first = compare(small)
+    folder = tmp_path / first["schemes"][0]["runs"][0]["run"]
+    for number, damage in enumerate((empty_config_and_no_result, garbage_in_metrics), start=1):
+        weights = {file.read_bytes() for file in folder.rglob("model.safetensors")}
+        damage(folder)
+        again = compare(small)
+        assert losses(again) == losses(first)
+        assert {file.read_bytes() for file in folder.rglob("model.safetensors")} >= weights
+        assert len(list(folder.glob("earlier*"))) == number
+        assert any("held checkpoints that the run cannot continue from" in w for w in warnings_of(again, tmp_path))
 
 
 def test_other_settings_use_other_folders(first: Results, config: CompareConfig) -> None:

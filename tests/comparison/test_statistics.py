@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from typing import Any
@@ -251,6 +252,39 @@ def test_verdict_names_failed_runs() -> None:
     assert "keel diverged in 1 of 4 runs (seed 2)" in text and "keel collapsed in 1 of 4 runs (seed 1)" in text
     assert "keel was interrupted in 1 of 4 runs (seed 4)" in text and "does not include 1 diverged run." in text
     assert "cay: no run finished" in text and "cay diverged in 4 of 4 runs (seeds 1, 2, 3, 4)" in text
+
+
+def claims(text: str) -> list[str]:
+    """The sentences of a verdict that call a scheme better, worse or not distinguishable."""
+    lines = [line for line in text.splitlines() if not line.startswith("Note")]
+    sentences = [part for line in lines for part in re.split(r"(?<=\.) (?=[A-Z])", line)]
+    return [s for s in sentences if re.search(r"better|worse|distinguishable", s)]
+
+
+@pytest.mark.parametrize("loss", [2.9, 3.1, 3.0])
+def test_no_claim_without_its_diverged_runs_in_the_same_sentence(loss: float) -> None:
+    """Whichever side lost the runs, and whatever the claim is."""
+    shaky = entry("keel", loss, None, loss + 0.011, loss + 0.019)
+    sound = entry("pre-ln", 3.000, 3.010, 3.0101, 3.020)
+    for first, second in ((sound, shaky), (shaky, sound)):
+        text = verdict(results(first, second))
+        assert len(claims(text)) == 2 and all("diverged" in sentence for sentence in claims(text)), text
+        assert "keel (1 of 4 runs diverged)" in text.splitlines()[0]
+    assert not any("diverged" in s for s in claims(verdict(results(sound, entry("cay", 2.9, 2.91, 2.91, 2.92)))))
+
+
+def test_the_headline_names_runs_that_crashed_too() -> None:
+    crashed = entry("keel", 2.9, 2.91, 2.92)
+    crashed["runs"].append(run(4, None, "interrupted"))
+    text = verdict(results(entry("pre-ln", 3.0, 3.01, 3.02, 3.03), crashed))
+    assert "better: keel (1 of 4 runs interrupted)" in text.splitlines()[0]
+
+
+def test_the_last_finite_loss_of_a_diverged_run_is_told() -> None:
+    broken = entry("keel", 2.9, None, 2.95)
+    broken["runs"][1] |= {"last_loss": 2.31449, "last_loss_step": 120}
+    text = verdict(results(entry("pre-ln", 3.0, 3.1, 3.2), broken))
+    assert "keel diverged in 1 of 3 runs (seed 2, last finite training loss 2.3145)" in text
 
 
 def test_too_few_pairs_are_said_for_the_scheme_alone() -> None:

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spheret.data import DataConfig, Dataset, Shard, prepare, sample_batch
+from spheret.data import DataConfig, Dataset, Shard, prepare, sample_batch, write_shard
 from spheret.data.shards import HEADER_BYTES
 from spheret.data.split import decide
 
@@ -198,6 +199,23 @@ def test_one_flipped_byte_in_the_cache_is_found(corpus: Path) -> None:
     sound = first.train.tokens.tolist()
     damage(first.train.path)
     assert prepare(config(corpus)).train.tokens.tolist() == sound
+
+
+@pytest.mark.parametrize("side", ["train", "val"])
+@pytest.mark.parametrize("vocab_size", [200, 300])
+def test_a_shard_of_another_vocabulary_than_the_tokenizer_is_refused(side: str, vocab_size: int, corpus: Path) -> None:
+    """Intact in itself, and described by its manifest, but its ids mean something else."""
+    dataset = prepare(config(corpus))
+    path = dataset.path / f"{side}.shard"
+    foreign = write_shard(path, [np.arange(150)] * 30, vocab_size)
+    manifest = json.loads((dataset.path / "manifest.json").read_text())
+    manifest[side] |= {"tokens": foreign.n_tokens, "sha256": foreign.sha256}
+    (dataset.path / "manifest.json").write_text(json.dumps(manifest))
+    for verify in (False, True):
+        with pytest.raises(ValueError, match=rf"{side}\.shard .* {vocab_size} ids, .* has 257: prepare"):
+            Dataset.open(dataset.path, verify=verify)
+    with pytest.raises(ValueError, match=rf"{vocab_size} ids, .* has 257"):
+        replace(dataset, **{side: foreign})
 
 
 def test_errors_leave_nothing_behind(corpus: Path, cache: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import pickle
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.data import Shard, ShardWriter, write_shard
+from spheret.data import Shard, ShardWriter, unigram_loss, write_shard
 from spheret.data.shards import HEADER_BYTES, VERSION
 
 
@@ -115,3 +116,20 @@ def test_a_shard_can_be_pickled(tmp_path: Path) -> None:
 def test_tokens_are_read_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
         make(tmp_path).tokens[0] = 1
+
+
+def test_an_id_outside_the_vocabulary_of_the_header_is_found(tmp_path: Path) -> None:
+    """A shard from elsewhere, whose hash is right."""
+    shard = out_of_range(tmp_path / "a.shard", highest=300, vocab_size=257)
+    with pytest.raises(ValueError, match=r"a\.shard holds token id 300, but its vocabulary has 257 ids"):
+        Shard.open(shard.path, verify=True)
+    with pytest.raises(ValueError, match="token id 300"):
+        unigram_loss(shard, np.array([0, 1]))
+
+
+def out_of_range(path: Path, *, highest: int, vocab_size: int) -> Shard:
+    shard = write_shard(path, [np.array([0, 1, highest, 2])], highest + 1)
+    writer = ShardWriter(path, vocab_size=vocab_size)
+    writer.n_tokens, writer._hash = 4, hashlib.sha256(shard.tokens.tobytes())
+    path.write_bytes(writer._header() + shard.tokens.tobytes())
+    return Shard.open(path)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -226,3 +227,82 @@ def test_missing_library_names_the_extra(make_comparison, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=r'pip install "spheret\[report\]"'):
         write_report(folder)
+
+
+def test_figures_and_table_treat_collapsed_runs_alike(make_comparison, kind) -> None:  # type: ignore[no-untyped-def]
+    """They finished, so they are in every mean, and no cross says that they are not."""
+    kinds = [kind("pre-ln", 1.42), kind("post-ln", 1.43, collapsed=(2,)), kind("cay", 1.40, diverged=(3,))]
+    comparison = load_comparison(make_comparison(kinds))
+    (plot,) = [plot for plot in all_plots(comparison) if plot.key == "loss_curves"]
+    styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
+    lines = plot.figure.axes[0].lines
+    crossed = {line.get_color() for line in lines if line.get_marker() == "x"}
+    assert crossed == {styles["cay"].color}
+    for entry in comparison.results["schemes"]:
+        (mean,) = [
+            line.get_ydata()[-1]
+            for line in lines
+            if line.get_color() == styles[entry["scheme"]].color
+            and line.get_linewidth() > 1
+            and len(line.get_xdata()) > 1
+        ]
+        assert mean == pytest.approx(entry["val_loss"]["mean"] + 0.01)  # the generated curves end so far above
+    assert "collapsed did finish" in plot.caption and "diverged or were interrupted" in plot.caption
+
+
+def test_a_diverged_run_shows_its_last_finite_loss_and_qualifies_the_claim(make_comparison) -> None:  # type: ignore[no-untyped-def]
+    folder = make_comparison()
+    results = load_results(folder)
+    diverged = results["schemes"][3]["runs"][2]
+    assert diverged["outcome"] == "diverged"
+    diverged |= {"last_loss": 2.31449, "last_loss_step": 700}
+    text = Page(render_html(results, [])).text
+    assert "loss is nan at step 700; last finite training loss 2.3145 at step 700" in text
+    assert "(1 of 3 runs diverged)" in text.partition("How to read this")[0].partition("bits/byte")[2]
+
+
+SURROUNDINGS = {
+    "a notebook's backend": ({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}, ""),
+    "a backend that does not exist": ({"MPLBACKEND": "nonsense"}, ""),
+    "a backend that is not installed": ({"MPLBACKEND": "module://not_there"}, ""),
+    "LaTeX, another size, other lines": (
+        {},
+        "text.usetex: True\nfigure.dpi: 31\nsavefig.bbox: tight\naxes.grid: False",
+    ),
+    "settings that cannot be drawn": (
+        {},
+        "font.family: cursive\naxes.formatter.use_mathtext: True\npath.sketch: 1, 2, 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("variables", "settings"), SURROUNDINGS.values(), ids=SURROUNDINGS)
+def test_the_users_matplotlib_does_not_reach_the_report(
+    variables: dict[str, str], settings: str, make_comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    code = (
+        "import os, sys; from pathlib import Path; from spheret.reporting import write_report\n"
+        "write_report(Path(sys.argv[1]), figures=Path(sys.argv[2]))\n"
+        "assert os.environ.get('MPLBACKEND') == (sys.argv[3] or None), 'the caller may want it'"
+    )
+    folder, rc = make_comparison(), tmp_path / "matplotlibrc"
+    rc.write_text(settings)
+    for name in ("MPLBACKEND", "MATPLOTLIBRC"):
+        monkeypatch.delenv(name, raising=False)
+    for figures, env in (("plain", {}), ("theirs", variables | {"MATPLOTLIBRC": str(rc)})):
+        words = [sys.executable, "-c", code, str(folder), str(tmp_path / figures), env.get("MPLBACKEND", "")]
+        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **env})
+        assert done.returncode == 0, done.stderr
+    for path in (tmp_path / "plain").iterdir():
+        assert path.read_bytes() == (tmp_path / "theirs" / path.name).read_bytes(), path.name
+
+
+def test_the_csv_is_written_even_if_the_figures_fail(make_comparison, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    def fail(*args: object) -> None:
+        raise RuntimeError("no figures today")
+
+    monkeypatch.setattr("spheret.reporting.report.all_plots", fail)
+    folder = make_comparison()
+    with pytest.raises(RuntimeError, match="no figures today"):
+        write_report(folder)
+    assert (folder / "results.csv").exists()

@@ -21,7 +21,8 @@ from spheret.training import TrainConfig, config_to_dict, train
 WORDS = ["the", "norm", "of", "a", "sphere", "turns", "by", "an", "angle", "beta", "over", "p"]
 
 SCRIPT = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 from spheret.training import TrainingInterrupted, config_from_dict, train
 config, out = config_from_dict(json.loads(sys.argv[1])), sys.argv[2]
 try:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spheret.connections import list_schemes
 from spheret.data import Dataset
-from spheret.training import TrainConfig, checkpoints, load_model, read_metrics, read_result, train
+from spheret.training import DamagedCheckpoint, TrainConfig, checkpoints, load_model, read_metrics, read_result, train
 from spheret.training.checkpoint import load_checkpoint, save_checkpoint
 from spheret.training.state import TrainState, initial_state
 from spheret.training.step import update_parameters
@@ -183,3 +183,108 @@ def test_the_constraint_holds_in_every_checkpoint(
     torch.manual_seed(config.seed)
     start = type(model)(config.model)
     assert (start.wte.weight - model.wte.weight).abs().max() > 0.05  # there was something to hold
+
+
+def bare_state_dict(folder: Path) -> None:
+    torch.save(safetensors.torch.load_file(folder / "model.safetensors"), folder / "state.pt")
+
+
+def without(part: str) -> Callable[[Path], None]:
+    def remove(folder: Path) -> None:
+        saved = torch.load(folder / "state.pt", weights_only=True)
+        del saved[part]
+        torch.save(saved, folder / "state.pt")
+
+    return remove
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+def other_optimizer(folder: Path) -> None:
+    saved = torch.load(folder / "state.pt", weights_only=True)
+    saved["optimizer"]["param_groups"] = saved["optimizer"]["param_groups"][:1]
+    torch.save(saved, folder / "state.pt")
+
+
+DAMAGE: list[tuple[Callable[[Path], None], str]] = [
+    (lambda folder: os.remove(folder / "state.pt"), r"state\.pt is missing"),
+    (lambda folder: os.remove(folder / "model.safetensors"), r"model\.safetensors is missing"),
+    (without("optimizer"), r"state\.pt lacks optimizer"),
+    (without("rng"), r"state\.pt lacks rng"),
+    (without("format"), r"state\.pt lacks format"),
+    (bare_state_dict, r"state\.pt lacks format, fingerprint, optimizer, monitor, counters, rng"),
+    (lambda folder: torch.save([1, 2], folder / "state.pt"), r"state\.pt holds a list"),
+    (other_optimizer, r"state\.pt does not fit the run"),
+    (cut("state.pt", 3000), r"state\.pt cannot be read; was it cut short"),
+    (cut("state.pt", 0), r"state\.pt cannot be read; was it cut short"),
+    (cut("model.safetensors", 3000), r"model\.safetensors cannot be read; was it cut short"),
+    (cut("model.safetensors", 0), r"model\.safetensors cannot be read; was it cut short"),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGE, ids=range(len(DAMAGE)))
+def test_a_damaged_checkpoint_is_named_and_the_older_one_continues(
+    damage: Callable[[Path], None], named: str, tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    config = tiny(steps=9, checkpoint_interval=2, keep_checkpoints=2)
+    train(config, tmp_path / "straight", dataset=dataset)
+    interrupted(config, tmp_path / "run", dataset, 7)
+    older, newest = checkpoints(tmp_path / "run")
+    damage(newest)
+    resumed: list[Path] = []
+    with pytest.warns(UserWarning, match=rf"{newest.name}/{named}.*now damaged_{newest.name}.*from {older.name}"):
+        train(config, tmp_path / "run", dataset=dataset, resume=True, on_resume=resumed.append)
+    assert resumed == [older]
+    assert untimed(tmp_path / "run") == untimed(tmp_path / "straight")
+    assert (tmp_path / "run" / "checkpoints" / f"damaged_{newest.name}").is_dir(), "nothing is deleted"
+    assert load_model(tmp_path / "run").config == config.model
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGE, ids=range(len(DAMAGE)))
+def test_without_a_whole_checkpoint_one_error_lists_what_is_missing_and_the_ways_on(
+    damage: Callable[[Path], None], named: str, tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    config = tiny(checkpoint_interval=2)
+    interrupted(config, tmp_path, dataset, 5)
+    for folder in checkpoints(tmp_path):
+        damage(folder)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".train.lock"}
+    with pytest.raises(DamagedCheckpoint, match=named) as caught:
+        train(config, tmp_path, dataset=dataset, resume=True)
+    message = str(caught.value)
+    assert "\n" not in message and "No older checkpoint is whole" in message and "--init-from" in message
+    assert all(str(folder) in message for folder in checkpoints(tmp_path))
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".train.lock"}
+    assert after == before, "a refused resume changes nothing"
+
+
+def test_two_faults_of_a_checkpoint_are_listed_together(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny()
+    folder = save_checkpoint(tmp_path, trained_state(config, 1), config, "data")
+    for file in ("state.pt", "model.safetensors"):
+        (folder / file).unlink()
+    with pytest.raises(DamagedCheckpoint, match=r"state\.pt is missing; .*model\.safetensors is missing"):
+        load_checkpoint(folder, initial_state(config, CPU), "data")
+
+
+def test_load_model_names_a_file_that_is_cut_short(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    train(tiny(), tmp_path, dataset=dataset)
+    cut("model.safetensors", 3000)(checkpoints(tmp_path)[-1])
+    with pytest.raises(DamagedCheckpoint, match=r"step_0000006/model\.safetensors cannot be read"):
+        load_model(tmp_path)
+
+
+def test_a_run_can_start_from_the_weights_of_another(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    first = train(tiny(steps=20, lr=0.01), tmp_path / "first", dataset=dataset)
+    (checkpoints(tmp_path / "first")[-1] / "state.pt").unlink()  # the weights are enough
+    config = tiny(steps=2, lr=1e-9, init_from=str(tmp_path / "first"))
+    second = train(config, tmp_path / "second", dataset=dataset)
+    assert second.val_loss == pytest.approx(first.val_loss, rel=1e-5) and second.step == 2
+    other = replace(config, model=replace(config.model, n_embd=16))
+    with pytest.raises(ValueError, match="does not fit the model"):
+        train(other, tmp_path / "third", dataset=dataset)
+    assert not (tmp_path / "third" / "config.json").exists()
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        train(replace(config, init_from=str(tmp_path)), tmp_path / "third", dataset=dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -32,7 +33,7 @@ def endless(tiny: Tiny) -> TrainConfig:
     return tiny(steps=1_000_000, warmup_ratio=0, checkpoint_interval=100_000, eval_interval=5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_leaves_a_whole_folder(
     number: signal.Signals, endless: TrainConfig, tmp_path: Path, dataset: Dataset, start: Start
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_signal_leaves_a_whole_folder(
     assert (run["outcome"], run["reason"]) == ("interrupted", f"interrupted by {number.name}")
     assert run["final"]["step"] == lines[-1]["step"] >= 12
     assert run["final"]["val_loss"] == [line["val_loss"] for line in lines if "val_loss" in line][-1]
+    assert run["final"]["val_step"] == [line["step"] for line in lines if "val_loss" in line][-1]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert int(checkpoints(tmp_path)[-1].name[5:]) == run["final"]["step"], "nothing that was trained is lost"
     assert load_model(tmp_path).config == endless.model
@@ -100,3 +102,35 @@ def test_a_stop_is_a_keyboard_interrupt() -> None:
     error = TrainingInterrupted(15)
     assert isinstance(error, KeyboardInterrupt)
     assert (error.exit_code, str(error)) == (143, "interrupted by SIGTERM")
+
+
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO])
+def test_a_listener_whose_output_is_gone_stops_the_run_like_a_signal(
+    error: int, tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    def listen(record: dict[str, object]) -> None:
+        if record["step"] == 3:
+            raise OSError(error, os.strerror(error))
+
+    with pytest.raises(TrainingInterrupted, match="SIGPIPE"):
+        train(tiny(), tmp_path, dataset=dataset, on_log=listen)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_0000003"]
+    assert json.loads((tmp_path / "run.json").read_text())["reason"] == "interrupted by SIGPIPE"
+    assert train(tiny(), tmp_path, dataset=dataset, resume=True).outcome == "finished"
+
+
+def test_another_error_of_a_listener_is_raised(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    def listen(record: dict[str, object]) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with pytest.raises(OSError, match="no space"):
+        train(tiny(), tmp_path, dataset=dataset, on_log=listen)
+
+
+def test_nohup_is_respected(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = train(tiny(), tmp_path, dataset=dataset, on_log=lambda record: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert result.outcome == "finished"

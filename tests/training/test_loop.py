@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from spheret.data import Dataset
+from spheret.data.shards import HEADER_BYTES
 from spheret.evaluation import evaluate
-from spheret.training import COLLAPSE_MARGIN, TrainConfig, load_model, read_metrics, read_result, train
+from spheret.training import TrainConfig, load_model, read_metrics, read_result, train
 from spheret.training.loop import Run
 
 Tiny = Callable[..., TrainConfig]
@@ -49,7 +50,7 @@ def test_a_run_learns_and_its_folder_tells_the_story(finished: tuple[TrainConfig
     assert run["final"]["val_loss"] == lines[-1]["val_loss"]
     assert run["final"]["val_bpb"] == pytest.approx(run["final"]["val_loss"] / math.log(2), rel=0.02)
     assert run["parameters"] == sum(p.numel() for p in load_model(out).parameters())
-    assert run["tokens_per_s"] > 0
+    assert run["tokens_per_s"] > 0 and "not comparable between runs" in run["tokens_per_s_note"]
     assert run["versions"]["torch"] == torch.__version__
     assert run["machine"]["device"] == "cpu" and run["machine"]["cores"] >= 1
     assert run["data"]["fingerprint"] == dataset.fingerprint
@@ -121,17 +122,6 @@ def test_on_log_gets_every_line(tiny: Tiny, tmp_path: Path, dataset: Dataset) ->
     assert on_disk == [1, 2, 3, 4, 5, 6], "each line is on disk when it is announced"
 
 
-def test_a_run_that_learns_frequencies_only_is_called_collapsed(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
-    result = train(tiny(lr=1e-6), tmp_path, dataset=dataset)
-    assert result.outcome == "finished"
-    assert result.collapsed
-    assert read(tmp_path, "run.json")["collapsed"] is True
-    edge = (1 - COLLAPSE_MARGIN) * result.unigram_loss
-    assert not replace(result, val_loss=edge - 1e-9).collapsed
-    assert replace(result, val_loss=edge + 1e-9).collapsed
-    assert not replace(result, val_loss=edge + 1, outcome="diverged").collapsed
-
-
 @pytest.mark.parametrize("on_divergence", ["stop", "continue"])
 def test_a_run_with_an_absurd_learning_rate_diverges(
     on_divergence: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
@@ -157,6 +147,30 @@ def test_a_run_with_an_absurd_learning_rate_diverges(
     assert (lines[-1]["step"] == 20) == (on_divergence == "continue")
 
 
+@pytest.mark.parametrize("log_interval", [1, 7])
+def test_the_last_finite_loss_of_a_diverged_run_is_recorded(
+    log_interval: int, tiny: Tiny, tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its step has no line in metrics.jsonl."""
+    original, losses = Run.gradients, []
+
+    def break_at_step_six(self: Run, forward: Any, step: int) -> torch.Tensor:
+        loss = original(self, forward, step)
+        losses.append(loss.item() if step < 5 else math.nan)
+        return loss if step < 5 else loss * math.nan
+
+    monkeypatch.setattr(Run, "gradients", break_at_step_six)
+    result = train(tiny(steps=20, log_interval=log_interval), tmp_path, dataset=dataset)
+    assert result.outcome == "diverged"
+    assert (result.last_loss, result.last_loss_step) == (losses[4], 5)
+    final = read(tmp_path, "run.json")["final"]
+    assert (final["last_loss"], final["last_loss_step"]) == (losses[4], 5)
+    assert read_result(tmp_path) == result
+    assert (
+        result.explanation is not None and f"last finite training loss {losses[4]:.4f} at step 5" in result.explanation
+    )
+
+
 def test_max_train_tokens_ends_the_run(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
     result = train(tiny(max_train_tokens=400), tmp_path, dataset=dataset)
     assert (result.step, result.tokens) == (3, 3 * 128)
@@ -173,6 +187,21 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
     small = replace(config, model=replace(config.model, vocab_size=200))
     with pytest.raises(ValueError, match=r"vocab_size=200 .* use 257 or more"):
         train(small, tmp_path / "run", dataset=dataset)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("side", ["train", "val"])
+def test_ids_that_do_not_fit_are_refused_before_anything_is_written(
+    side: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
+) -> None:
+    shard = getattr(dataset, side)
+    # The header says one vocabulary, the ids are of another.
+    (tmp_path / "bad.shard").write_bytes(
+        shard.path.read_bytes()[:HEADER_BYTES] + np.full(len(shard), 299, "<u2").tobytes()
+    )
+    bad = replace(dataset, **{side: replace(shard, path=tmp_path / "bad.shard")})
+    with pytest.raises(ValueError, match=r"299\b.*vocabulary (of|has) 257"):
+        train(tiny(), tmp_path / "run", dataset=bad)
     assert not (tmp_path / "run").exists()
 
 

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from spheret.data import Dataset
-from spheret.training import TrainConfig, config_from_dict, config_to_dict, load_model, read_metrics, read_result, train
+from spheret.training import (
+    TrainConfig,
+    checkpoints,
+    config_from_dict,
+    config_to_dict,
+    load_model,
+    read_metrics,
+    read_result,
+    train,
+)
 from spheret.training.run_folder import check_same_config, read_json, write_bytes, write_json, write_text
 
 Tiny = Callable[..., TrainConfig]
@@ -180,3 +189,52 @@ def test_a_configuration_with_both_names_is_refused(tiny: Tiny) -> None:
     values["model"]["connection"] = "geonorm"
     with pytest.raises(ValueError, match=r"unknown configuration keys model\.connection"):
         config_from_dict(values)
+
+
+@pytest.mark.parametrize(("stop", "expected"), [(2, None), (4, 3), (5, 3)])
+def test_a_validation_loss_goes_with_its_step(
+    stop: int, expected: int | None, tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    interrupted(tiny(eval_interval=3), tmp_path, dataset, stop)
+    final = read_json(tmp_path / "run.json")["final"]
+    assert (final["step"], final["val_step"]) == (stop, expected)
+    assert (final["val_loss"] is None) == (expected is None)
+    assert read_result(tmp_path).val_step == expected
+    assert train(tiny(eval_interval=3), tmp_path / "whole", dataset=dataset).val_step == 6
+
+
+def respelled(folder: str) -> list[str]:
+    """Other names of the same folder."""
+    return [folder + "/", folder + "//.", os.path.relpath(folder), f"{folder}/../{os.path.basename(folder)}"]
+
+
+def test_a_respelled_corpus_is_the_same_corpus(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    """What was read decides, by its fingerprint, for a stopped run and for a finished one."""
+    config = tiny(checkpoint_interval=2)
+    (corpus,) = config.data.data
+    for number, name in enumerate(respelled(corpus)):
+        out = tmp_path / str(number)
+        interrupted(config, out, dataset, 5)
+        other = replace(config, data=replace(config.data, data=(name,)))
+        resumed: list[Path] = []
+        assert train(other, out, resume=True, on_resume=resumed.append).outcome == "finished"
+        assert [path.name for path in resumed] == ["step_0000004"]
+        assert train(other, out, resume=True) == read_result(out)
+
+
+def test_another_corpus_under_the_same_name_is_another_corpus(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(checkpoint_interval=2)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.txt").write_text("one line of a text that is read\n" * 200)
+    config = replace(config, data=replace(config.data, data=(str(corpus),)))
+    train(config, tmp_path / "run")
+    (corpus / "a.txt").write_text("another line of a text that is read\n" * 200)
+    for ended in (True, False):
+        if not ended:
+            (tmp_path / "run" / "run.json").unlink()
+        with pytest.raises(ValueError, match="was trained on data with fingerprint"):
+            train(config, tmp_path / "run", resume=True)
+    assert len(checkpoints(tmp_path / "run")) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -40,19 +41,25 @@ def run(config: CompareConfig) -> int:
     console = output()
     size = f"{config.total_runs} runs of {config.steps} steps"
     say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
-    if (earlier := _earlier_command(config)) not in (None, config.command()):
+
+    def announce(command: str) -> None:
         notice = (
             f"{config.out} holds another comparison. Its runs are kept, but its report is replaced. Its command was"
         )
         say(console, notice, "yellow")
-        say(console, f"  {earlier}", "yellow", to_copy=True)
+        say(console, f"  {command}", "yellow", to_copy=True)
+
     try:
         with view(console) as live:
-            results = compare(config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick)
+            results = compare(
+                config, on_prepare=lambda line: say(console, line, "dim"), on_tick=live.tick, on_replace=announce
+            )
     except KeyboardInterrupt as stop:
-        say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
-        say(console, f"  {config.command()}", to_copy=True)
+        with suppress(OSError):  # it may be the output that ended
+            say(console, f"\nStopped. {config.out} keeps the runs that have ended. To continue, repeat the command:")
+            say(console, f"  {config.command()}", to_copy=True)
         return getattr(stop, "exit_code", 130)
+    report = write_report(config.out, partial=True)  # before anything is printed, which may fail
     say(console)
     print_table(console, results)
     say(console)
@@ -62,20 +69,10 @@ def run(config: CompareConfig) -> int:
     crashed = failures(results)
     for folder, reason in crashed:
         print(f"{config.out / folder} {reason}", file=sys.stderr)
-    report = write_report(config.out, partial=True)
     say(console)
     say(console, f"Report:  {report}", to_copy=True)
     say(console, f"Results: {config.out / 'results.json'}, {config.out / 'results.csv'}", to_copy=True)
     return 1 if crashed else 0
-
-
-def _earlier_command(config: CompareConfig) -> str | None:
-    """Command of the comparison whose results are in the folder; None if there are none or they cannot be read."""
-    try:
-        command: str = load_results(config.out)["command"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return command
 
 
 def _require_report_libraries() -> None:
@@ -107,6 +104,7 @@ def run_report(command: ReportCommand) -> int:
     """Print the table and write the report; returns the exit code."""
     console: Console = output()
     results = load_results(command.folder)
+    report = write_report(command.folder, partial=True, figures=command.figures)
     if command.markdown:
         print(markdown(results))
     else:
@@ -114,6 +112,5 @@ def run_report(command: ReportCommand) -> int:
         say(console)
         say(console, results["verdict"])
         say(console)
-    report = write_report(command.folder, partial=True, figures=command.figures)
     say(console, f"Report: {report}", to_copy=True)
     return 0

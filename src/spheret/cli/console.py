@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +24,32 @@ LOG_WIDTH = 120
 def output() -> Console:
     """stdout, as wide as the terminal (or as the variable COLUMNS); 120 columns in a pipe or a file."""
     width = None if is_terminal() or os.environ.get("COLUMNS") else LOG_WIDTH
-    return Console(width=width, highlight=False)
+    return _Console(width=width, highlight=False)
+
+
+class _Console(Console):
+    """Raises BrokenPipeError if nobody reads the output, where rich would end the process without a trace."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def end_output() -> None:
+    """Send what is still to be written to nowhere: at its end, Python would fail on a pipe that nobody reads."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+
+def replace_unencodable() -> None:
+    """Let stdout and stderr write '?' for a character that their encoding lacks, instead of raising an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not so under a test, or in a notebook
+            stream.reconfigure(errors="replace")
 
 
 def is_terminal() -> bool:

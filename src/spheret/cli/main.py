@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +18,10 @@ import tyro
 
 from spheret import __version__
 from spheret.cli import bench, compare, plan, schemes, train
-from spheret.cli.console import UsageError, as_flags, explain, flags_checked
+from spheret.cli.console import UsageError, as_flags, end_output, explain, flags_checked, replace_unencodable
 from spheret.comparison.compare import ComparisonBusy
 from spheret.recipes import recipe
+from spheret.training import RunBusy
 from spheret.training.config import warmup_settings
 
 DESCRIPTION = """Sphere-retraction residual connections for transformers: compare schemes, train, report.
@@ -36,16 +39,19 @@ COMMANDS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "schemes": (schemes.SchemesCommand, schemes.run),
 }
 # Errors that a user can act on, shown as one line. Others, such as a RuntimeError of PyTorch, keep their traceback.
-USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy)
+USER_ERRORS = (UsageError, ValueError, OSError, ImportError, ComparisonBusy, RunBusy)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse and run. Exit codes: 0, 1 if a run failed, 2 for an error that a user can act on, 128 + signal."""
     words = sys.argv[1:] if arguments is None else arguments
+    replace_unencodable()
     if words in (["--version"], ["-V"]):
         print(f"spheret {__version__}")
         sys.exit(0)
-    sys.exit(_run(words or ["--help"]))
+    code = _run(words or ["--help"])
+    end_output()
+    sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
@@ -55,14 +61,18 @@ def _run(words: list[str]) -> int:
         command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
     except KeyboardInterrupt as stop:
-        print("spheret: interrupted", file=sys.stderr)
+        with suppress(OSError):  # after SIGHUP there is no terminal
+            print("spheret: interrupted", file=sys.stderr)
         return getattr(stop, "exit_code", 130)
+    except BrokenPipeError:  # `| head`: nobody wants the rest, and nobody would see a message
+        return 128 + int(getattr(signal, "SIGPIPE", 13))
     except USER_ERRORS as error:
         if os.environ.get("SPHERET_DEBUG"):
             raise
         name = words[0]
         kind = classes.get(name)
-        print(f"spheret {name}: {as_flags(explain(error), kind) if kind else explain(error)}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"spheret {name}: {as_flags(explain(error), kind) if kind else explain(error)}", file=sys.stderr)
         return 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -57,7 +58,7 @@ def outcome(result: RunResult | None) -> str:
     if result is None:
         return "crashed"
     loss = "no loss" if result.val_loss is None else f"val loss {result.val_loss:.4f}"
-    note = f", {result.outcome}: {result.reason}" if result.outcome != "finished" else ""
+    note = f", {result.outcome}: {result.explanation}" if result.outcome != "finished" else ""
     return loss + (", collapsed to the unigram plateau" if result.collapsed else "") + note
 
 
@@ -136,7 +137,8 @@ class LiveView:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.live.stop()
+        with suppress(OSError):  # a terminal that was closed takes no cursor back
+            self.live.stop()
 
     def tick(self, state: Comparison, runner: Runner) -> None:
         # Live hides the cursor, so start it only when there is something to show: a signal before that leaves the

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from spheret.cli.console import UsageError, duration, flags_checked, output, say
 from spheret.connections import canonical_name
 from spheret.data import DataConfig, prepare
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
+from spheret.training.checkpoint import weights_folder
 from spheret.training.run_folder import CONFIG, RUN
 from spheret.training.settings import RunSettings, scheme_lr
 from spheret.training.state import check_buildable
@@ -82,7 +84,9 @@ class TrainCommand(RunSettings):
     out: Path = Path("runs/train")
     """Run folder."""
     resume: bool = False
-    """Continue from the newest checkpoint in --out."""
+    """Continue from the newest checkpoint in --out that is whole."""
+    init_from: Path | None = None
+    """Start a new run from the weights in this run folder or checkpoint: a new optimizer, and step 0."""
 
     def __post_init__(self) -> None:
         with flags_checked():
@@ -90,12 +94,14 @@ class TrainCommand(RunSettings):
 
     def config(self, vocab_size: int) -> TrainConfig:
         """The run's configuration, for a vocabulary of this size."""
-        return self.train_config(
+        config = self.train_config(
             canonical_name(self.scheme),
             lr=scheme_lr(self.scheme, n_embd=self.n_embd, n_layer=self.n_layer) if self.lr is None else self.lr,
             seed=self.seed,
             vocab_size=vocab_size,
         )
+        # Absolute, because the run may be resumed from another current folder.
+        return config if self.init_from is None else replace(config, init_from=str(self.init_from.resolve()))
 
 
 def run(command: TrainCommand) -> int:
@@ -107,8 +113,6 @@ def run(command: TrainCommand) -> int:
     dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)
-    if command.resume and (saved := checkpoints(command.out)):
-        say(console, f"continuing from {saved[-1].name} of {config.total_steps}")
     try:
         result = train(
             config,
@@ -116,10 +120,12 @@ def run(command: TrainCommand) -> int:
             dataset=dataset,
             resume=command.resume,
             on_log=lambda record: say(console, line(record)),
+            on_resume=lambda saved: say(console, f"continuing from {saved.name} of {config.total_steps}"),
         )
     except TrainingInterrupted as stop:
         start = "" if checkpoints(command.out) else " It will start over, because there is no checkpoint."
-        say(console, f"Stopped. {command.out} holds the run so far. To continue, repeat with --resume.{start}")
+        with suppress(OSError):  # it may be the output that ended
+            say(console, f"Stopped. {command.out} holds the run so far. To continue, repeat with --resume.{start}")
         return stop.exit_code
     say(console, summary(result))
     return 0 if result.outcome == "finished" else 1
@@ -129,11 +135,12 @@ def summary(result: RunResult) -> str:
     """The outcome of the run, in two or three lines."""
     loss = "none" if result.val_loss is None else f"{result.val_loss:.4f} ± {result.val_se or 0:.4f} nats/token"
     collapsed = ", collapsed to the unigram plateau" if result.collapsed else ""
-    text = f"{result.outcome} at step {result.step}: validation loss {loss}{collapsed}"
+    at = f" of step {result.val_step}" if result.val_step not in (None, result.step) else ""
+    text = f"{result.outcome} at step {result.step}: validation loss{at} {loss}{collapsed}"
     return "\n".join(
         [
             text,
-            *([result.reason] if result.reason else []),
+            *([result.explanation] if result.explanation else []),
             f"{result.parameters:,} parameters, run folder {result.folder}",
         ]
     )
@@ -160,8 +167,10 @@ def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
 
 
 def _check_folder(command: TrainCommand) -> None:
-    """UsageError: the folder already holds a run, or holds none to resume."""
+    """UsageError: the folder already holds a run, or holds none to resume. FileNotFoundError: no weights there."""
     out = command.out
+    if command.init_from is not None:
+        weights_folder(command.init_from)
     if command.resume and not (out / CONFIG).exists():
         raise UsageError(f"--resume: there is no run in {out}; omit --resume to start one")
     if not command.resume and ((out / RUN).exists() or checkpoints(out)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from spheret.comparison.worker import WARNINGS_FILE, explain_exit
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
 from spheret.training import RunResult, machine, versions
 from spheret.training.device import resolve_device
-from spheret.training.run_folder import write_json
+from spheret.training.run_folder import read_json, write_json
 from spheret.training.state import check_buildable
 
 
@@ -176,10 +177,11 @@ class Comparison:
             "outcome": result.outcome,
             "reason": result.reason,
             "collapsed": result.collapsed,
+            "last_loss": result.last_loss,
+            "last_loss_step": result.last_loss_step,
             "val_loss": result.val_loss,
             "val_se": result.val_se,
             "val_bpb": result.val_bpb,
-            "tokens_per_s": result.tokens_per_s,
         }
 
 
@@ -198,11 +200,13 @@ def compare(
     *,
     on_prepare: Callable[[str], None] | None = None,
     on_tick: Callable[[Comparison, Runner], None] | None = None,
+    on_replace: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run the missing runs of a comparison and write ``results.json`` into ``config.out``; returns its content.
 
     Runs that have ended are reused, so the same call continues after an interruption. Results are written whenever a
-    run ends, so an interrupted comparison can be reported too.
+    run ends, so an interrupted comparison can be reported too. Before the results of another comparison in the folder
+    are replaced, ``on_replace`` gets the command of that one. Its runs are kept.
 
     Raises:
         ValueError, FileNotFoundError: the settings or the data allow no run; nothing has been trained.
@@ -217,6 +221,8 @@ def compare(
     with _only_here(config.out):
         dataset = prepare(config.data_config, progress=on_prepare)
         _check_length(config, dataset)
+        if on_replace is not None and (command := _other_command(config, dataset.fingerprint)) is not None:
+            on_replace(command)
         return _compare(Comparison(config, dataset), on_tick)
 
 
@@ -262,6 +268,28 @@ def _only_here(out: Path) -> Iterator[None]:
         raise OSError(f"no space left for {out}: make room, then run the same command again") from error
     finally:
         lock.release()
+
+
+def _other_command(config: CompareConfig, fingerprint: str) -> str | None:
+    """The command of another comparison whose results are in the folder; None if there is none, or it is unreadable."""
+    try:
+        found = read_json(config.out / RESULTS_NAME)
+        command, stored = str(found["command"]), found["data"]["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    same = stored == fingerprint and _without_paths(command) == _without_paths(config.command())
+    return None if same else command
+
+
+def _without_paths(command: str) -> list[str]:
+    """The words of a command without --data, --tokenizer and --out: a path has many spellings, a fingerprint has one."""
+    kept, keep = [], True
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            keep = word not in ("--data", "--tokenizer", "--out")
+        if keep:
+            kept.append(word)
+    return kept
 
 
 def _check_length(config: CompareConfig, dataset: Dataset) -> None:

@@ -25,7 +25,7 @@ from spheret.comparison.runs import RunSpec
 from spheret.comparison.worker import ERROR_FILE, ended_result, explain_exit, work
 from spheret.kernels import cpp
 from spheret.training import RunResult
-from spheret.training.interrupt import StopSignals
+from spheret.training.interrupt import STOPPING, StopSignals
 from spheret.training.run_folder import METRICS
 
 POLL_SECONDS = 0.25  # also how often a display is refreshed
@@ -132,25 +132,26 @@ class Runner:
     def run(self) -> None:
         """Run until no run is left.
 
-        SIGINT or SIGTERM stops the running processes between two of their steps and then raises TrainingInterrupted (a
-        KeyboardInterrupt). A second signal does not wait for them.
+        SIGINT, SIGTERM, SIGHUP or a closed output stops the running processes between two of their steps, and then
+        TrainingInterrupted (a KeyboardInterrupt) is raised. A second signal does not wait for them.
         """
         cpp.obstacle()  # compile the kernel here, once: the runs' own output, with its notice, goes to a file
         with StopSignals() as stop:
             try:
                 while self.waiting or self.active:
                     self._start(stop)
-                    self._tick()
+                    self._tick(stop)
                     wait([active.process.sentinel for active in self.active], timeout=POLL_SECONDS)
                     stop.raise_if_received()
                     self._collect()
-                self._tick()
+                self._tick(stop)
             finally:
                 self._stop()
 
-    def _tick(self) -> None:
+    def _tick(self, stop: StopSignals) -> None:
         if self.on_tick is not None:
-            self.on_tick(self)
+            with stop.listening():
+                self.on_tick(self)
 
     def _start(self, stop: StopSignals) -> None:
         while self.waiting and len(self.active) < self.jobs:
@@ -169,7 +170,7 @@ class Runner:
             with _signals_blocked():
                 process.start()
                 self.active.append(Active(spec, process, MetricsTail(spec.folder / METRICS)))
-            self._tick()
+            self._tick(stop)
 
     def _collect(self) -> None:
         for active in [a for a in self.active if not a.process.is_alive()]:
@@ -212,14 +213,14 @@ def process_context() -> Any:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM. A terminal sends them to the whole process group, but only the parent should act.
+    """Block the signals that end a run. A terminal sends them to the whole process group; only the parent should act.
 
     The server and the runs inherit the mask.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:

@@ -139,6 +139,7 @@ def _digest(run: TrainConfig, fingerprint: str) -> str:
     It covers the scheme with all its options, and the version of this package, because defaults may change.
     """
     values: dict[str, Any] = {k: v for k, v in config_to_dict(run).items() if k not in MAY_CHANGE}
+    del values["init_from"]  # no run of a comparison starts from other weights
     values["data"], values["scheme"] = fingerprint, repr(parse_scheme(run.model.scheme))
     values["spheret"] = __version__
     if run.dtype == "auto" and resolve_dtype("auto", resolve_device(run.device)) == torch.bfloat16:

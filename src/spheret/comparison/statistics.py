@@ -2,7 +2,8 @@
 
 Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs with the same seed, and so
 the same order of data: the variation that both runs share cancels. Runs that diverged are counted and named, but never
-averaged. Runs that collapsed to the unigram plateau did finish, so they are named and also averaged.
+averaged. Runs that collapsed to the unigram plateau did finish, so they are named and also averaged, here and in every
+figure.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ def has_diverged(run: Mapping[str, Any]) -> bool:
 def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Summarise the run records of every scheme entry of results.json; the first entry is the baseline.
 
-    Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb,
-    tokens_per_s). Returns copies that also hold val_loss, perplexity, bits_per_byte, tokens_per_s, the counts finished,
-    diverged, interrupted and collapsed, and difference: None for the baseline, else the paired difference with
+    Each entry needs 'scheme' and 'runs' (records with seed, outcome, val_loss and, where known, collapsed, val_bpb).
+    Returns copies that also hold val_loss, perplexity, bits_per_byte, the counts finished, diverged, interrupted and
+    collapsed, and difference: None for the baseline, else the paired difference with
     `p_value` and, over all comparisons with the baseline, `p_holm`. The result is strict JSON: unknown values are None.
     """
     losses = [losses_by_seed(entry["runs"]) for entry in schemes]
@@ -156,7 +157,7 @@ def verdict(results: Mapping[str, Any]) -> str:
     if not schemes:
         return "Nothing was compared: name at least two schemes, for instance `--schemes pre-ln spheret:p=1`."
     baseline, others = schemes[0], schemes[1:]
-    lines = [_headline(baseline, others), *(f"- {_comparison(entry, baseline['scheme'])}" for entry in others)]
+    lines = [_headline(baseline, others), *(f"- {_comparison(entry, baseline)}" for entry in others)]
     notes = [*_outcome_notes(schemes), *_seed_notes(schemes), *_precision_notes(others), *_learning_rate_notes(results)]
     return "\n".join(lines + [f"Note: {note}" for note in notes])
 
@@ -186,7 +187,6 @@ def _summary(runs: Sequence[Mapping[str, Any]], losses: list[float]) -> dict[str
         "val_loss": asdict(estimate),
         "perplexity": math.exp(estimate.mean) if estimate.mean is not None and estimate.mean < 700 else None,
         "bits_per_byte": _mean_of(finished, "val_bpb"),
-        "tokens_per_s": _mean_of(finished, "tokens_per_s"),
         "finished": len(finished),
         "diverged": sum(has_diverged(r) for r in runs),
         "interrupted": sum(not has_finished(r) and not has_diverged(r) for r in runs),
@@ -213,7 +213,7 @@ def _headline(baseline: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
         )
     names: dict[Call, list[str]] = {"better": [], "worse": [], "unclear": [], "unknown": []}
     for entry in others:
-        names[call(entry["difference"])].append(entry["scheme"])
+        names[call(entry["difference"])].append(_named(entry))
     words = {
         "better": "better",
         "worse": "worse",
@@ -221,14 +221,27 @@ def _headline(baseline: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
         "unknown": "no verdict",
     }
     parts = [f"{words[kind]}: {', '.join(found)}" for kind, found in names.items() if found]
-    return f"Compared with {name}, {'; '.join(parts)}."
+    return f"Compared with {_named(baseline)}, {'; '.join(parts)}."
 
 
-def _comparison(entry: Mapping[str, Any], baseline: str) -> str:
-    name, difference = entry["scheme"], entry["difference"]
+def _named(entry: Mapping[str, Any]) -> str:
+    """The scheme's name, with the runs that its figures leave out: 'cay (1 of 3 runs diverged)'."""
+    # In the headline itself: a reader who goes no further must not take three runs for granted.
+    lost = unfinished_words(len(entry["runs"]), entry["diverged"], entry["interrupted"])
+    return f"{entry['scheme']} ({lost})" if lost else entry["scheme"]
+
+
+def unfinished_words(runs: int, diverged: int, interrupted: int) -> str:
+    """'1 of 3 runs diverged'; '' if all runs finished."""
+    counts = [f"{n} of {runs} runs {word}" for n, word in ((diverged, "diverged"), (interrupted, "interrupted")) if n]
+    return ", ".join(counts)
+
+
+def _comparison(entry: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    name, difference, baseline = entry["scheme"], entry["difference"], other["scheme"]
     kind = call(difference)
     if kind == "unknown":
-        return _without_interval(entry, baseline)
+        return _without_interval(entry, other)
     mean, low, high = (difference[key] for key in ("mean", "ci_low", "ci_high"))
     figures = f"{mean:+.4f} nats/token [{low:+.4f}, {high:+.4f}], {_perplexity_words(mean)}"
     p_value, p_holm, n = difference["p_value"], difference.get("p_holm"), difference["n"]
@@ -236,16 +249,21 @@ def _comparison(entry: Mapping[str, Any], baseline: str) -> str:
     if p_holm is not None and p_holm != p_value:
         basis += f", {_p(p_holm)} after Holm's correction"
     relation = f"not distinguishable from {baseline} at 95%" if kind == "unclear" else f"{kind} than {baseline}"
-    sentence = f"{name} is {relation}: {figures} ({basis})."
-    if entry["diverged"]:
-        sentence += f" This does not include {entry['diverged']} diverged run{'s' * (entry['diverged'] > 1)}."
+    sentence = f"{name} is {relation}: {figures} ({basis}){_left_out(entry, other)}."
     if kind == "unclear" and p_value < 1 - CONFIDENCE:
         sentence += " Its own interval excludes zero, but with this many comparisons that may be chance."
     return sentence
 
 
-def _without_interval(entry: Mapping[str, Any], baseline: str) -> str:
-    name, difference = entry["scheme"], entry["difference"]
+def _left_out(entry: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """The end of a claim's own sentence that says which diverged runs it leaves out; '' if there are none."""
+    lost = [(e["diverged"], "" if e is entry else f" of {e['scheme']}") for e in (entry, baseline) if e["diverged"]]
+    runs = [f"{n} diverged run{'s' * (n > 1)}{whose}" for n, whose in lost]
+    return f", which does not include {' and '.join(runs)}" if runs else ""
+
+
+def _without_interval(entry: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    name, difference, baseline = entry["scheme"], entry["difference"], other["scheme"]
     if not losses_by_seed(entry["runs"]):
         return f"{name}: no run finished, so there is no loss to compare."
     if not difference or not difference["n"]:
@@ -253,7 +271,7 @@ def _without_interval(entry: Mapping[str, Any], baseline: str) -> str:
     mean = difference["mean"]
     return (
         f"{name}: {mean:+.4f} nats/token against {baseline}, {_perplexity_words(mean)}, on one paired seed; "
-        "fewer than two paired seeds give no interval."
+        f"fewer than two paired seeds give no interval{_left_out(entry, other)}."
     )
 
 
@@ -274,16 +292,21 @@ def _outcome_notes(schemes: Sequence[Mapping[str, Any]]) -> list[str]:
         total, name = len(entry["runs"]), entry["scheme"]
         if entry["diverged"]:
             which = _seeds(r for r in entry["runs"] if has_diverged(r))
+            losses = [
+                f"{r['last_loss']:.4f}" for r in entry["runs"] if has_diverged(r) and r.get("last_loss") is not None
+            ]
+            last = f", last finite training loss {', '.join(losses)}" if losses else ""
             rest = "; the figures cover only the runs that finished" if any(map(has_finished, entry["runs"])) else ""
-            notes.append(f"{name} diverged in {entry['diverged']} of {total} runs ({which}){rest}.")
+            notes.append(f"{name} diverged in {entry['diverged']} of {total} runs ({which}{last}){rest}.")
         if entry.get("interrupted"):
             which = _seeds(r for r in entry["runs"] if not has_finished(r) and not has_diverged(r))
             notes.append(f"{name} was interrupted in {entry['interrupted']} of {total} runs ({which}).")
         if entry["collapsed"]:
             which = _seeds(r for r in entry["runs"] if has_finished(r) and r.get("collapsed"))
             notes.append(
-                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): it learned no more than how "
-                "often each token occurs. Collapsed runs count in the mean and widen its interval."
+                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): its loss stopped falling "
+                "before it had learned more than how often each token occurs. Collapsed runs count in the mean and "
+                "widen its interval."
             )
     return notes
 

@@ -24,10 +24,14 @@ from filelock import FileLock
 
 from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset
-from spheret.training import RunResult, checkpoints, read_metrics, train
-from spheret.training.run_folder import RUN, check_same_config, finished_result
+from spheret.training import DamagedCheckpoint, RunResult, checkpoints, read_metrics, train
+from spheret.training.run_folder import LOCK, RUN, check_same_config, finished_result, free_name
 
-ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE, LOCK_FILE = "error.txt", "warnings.txt", "output.txt", ".lock"
+ERROR_FILE, WARNINGS_FILE, OUTPUT_FILE = "error.txt", "warnings.txt", "output.txt"
+LOCK_FILE = ".lock"
+"""Held by the process of a run, also while it tidies the folder. `train` holds another lock, which does not wait."""
+ASIDE = "earlier"
+"""Subfolder for what an earlier run left, if it holds checkpoints."""
 ORPHAN_SECONDS = 60.0
 """Longest time that a run takes to stop after its parent ended. A new run in the same folder waits twice as long."""
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -41,10 +45,16 @@ def work(spec: RunSpec, dataset: Path, threads: int) -> None:
     try:
         # A run whose parent was killed may still be stopping in this folder.
         with FileLock(spec.folder / LOCK_FILE, timeout=2 * ORPHAN_SECONDS):
-            resume = _tidy(spec)
             _keep_output(spec.folder)
             with warnings_kept(spec.folder):
-                train(spec.config, spec.folder, dataset=Dataset.open(dataset), resume=resume)
+                resume = _tidy(spec)
+                data = Dataset.open(dataset)
+                try:
+                    train(spec.config, spec.folder, dataset=data, resume=resume)
+                except DamagedCheckpoint as error:  # none is whole: a comparison can train the run again
+                    warnings.warn(f"{error}. The run starts over", stacklevel=1)
+                    _clear(spec.folder)
+                    train(spec.config, spec.folder, dataset=data)
             _drop_empty_output(spec.folder)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -94,12 +104,29 @@ def _tidy(spec: RunSpec) -> bool:
     (spec.folder / RUN).unlink(missing_ok=True)
     if _resumable(spec):
         return True
-    for path in spec.folder.iterdir():
+    _clear(spec.folder)
+    return False
+
+
+def _clear(folder: Path) -> None:
+    """Make room for a run from step 0. Checkpoints are never deleted: all that was there moves into a subfolder."""
+    content = [p for p in folder.iterdir() if p.name not in (LOCK_FILE, LOCK, OUTPUT_FILE) and not _is_aside(p)]
+    if checkpoints(folder):
+        aside = free_name(folder / ASIDE)
+        aside.mkdir()
+        for path in content:
+            os.replace(path, aside / path.name)
+        warnings.warn(f"{folder} held checkpoints that the run cannot continue from; they are in {aside}", stacklevel=2)
+        return
+    for path in content:
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK_FILE:
+        else:
             path.unlink()
-    return False
+
+
+def _is_aside(path: Path) -> bool:
+    return path.is_dir() and path.name.startswith(ASIDE)
 
 
 def _resumable(spec: RunSpec) -> bool:
@@ -112,7 +139,8 @@ def _resumable(spec: RunSpec) -> bool:
 
 
 def _obey_parent() -> None:
-    # The runner starts this process with SIGINT and SIGTERM blocked. SIGINT stays blocked: Ctrl-C is the parent's.
+    # The runner starts this process with the signals of STOPPING blocked. All but SIGTERM stay so: Ctrl-C and the end
+    # of the terminal are the parent's.
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_stop_with_parent, daemon=True).start()

@@ -18,7 +18,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Dataset:
-    """train, val: the token shards; manifest: ``manifest.json``; fingerprint: hash of corpus, tokenizer and split."""
+    """train, val: the token shards; manifest: ``manifest.json``; fingerprint: hash of corpus, tokenizer and split.
+
+    Raises ValueError if a shard and the tokenizer have vocabularies of different sizes.
+    """
 
     train: Shard
     val: Shard
@@ -26,6 +29,16 @@ class Dataset:
     manifest: dict[str, Any]
     fingerprint: str
     path: Path
+
+    def __post_init__(self) -> None:
+        # Ids of another vocabulary would end in an IndexError far from here or, worse, mean other words.
+        own = self.tokenizer.vocab_size
+        for shard in (self.train, self.val):
+            if shard.vocab_size != own:
+                raise ValueError(
+                    f"{shard.path} was made for a vocabulary of {shard.vocab_size} ids, but the tokenizer "
+                    f"{self.tokenizer.name!r} has {own}: prepare the data again with this tokenizer"
+                )
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ VERSION = 1
 HEADER_BYTES = 256  # leaves room for later fields, and keeps the ids aligned in the map
 _LAYOUT = struct.Struct("<8sIIQQQ32s")
 _CRC_AT = HEADER_BYTES - 4
+_CHUNK = 2**22  # ids looked at a time, so that a large shard need not fit into memory
 
 Ids = npt.NDArray[Any]
 
@@ -80,7 +81,7 @@ class Shard:
         return self.n_tokens
 
     def verify(self) -> None:
-        """Reads every byte. Raises ValueError if one of them changed since the shard was written."""
+        """Reads every byte. Raises ValueError if one changed since the shard was written, or an id is out of range."""
         with self.path.open("rb") as file:
             if _parse(self.path, file.read(HEADER_BYTES)) != self:
                 raise ValueError(f"{self.path} was replaced after it was opened: open it again")
@@ -88,6 +89,16 @@ class Shard:
         if found != self.sha256:
             raise ValueError(
                 f"{self.path} is damaged: SHA-256 {found[:16]}.. instead of {self.sha256[:16]}..; prepare it again"
+            )
+        self.check_ids(self.tokens)
+
+    def check_ids(self, ids: Ids) -> None:
+        """Raises ValueError if one of ``ids``, read from this shard, is outside its vocabulary."""
+        highest = max((int(ids[i : i + _CHUNK].max()) for i in range(0, len(ids), _CHUNK)), default=0)
+        if highest >= self.vocab_size:
+            raise ValueError(
+                f"{self.path} holds token id {highest}, but its vocabulary has {self.vocab_size} ids (0 to "
+                f"{self.vocab_size - 1}): prepare it again"
             )
 
 

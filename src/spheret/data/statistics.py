@@ -19,11 +19,13 @@ def unigram_loss(train: Shard, targets: npt.NDArray[Any]) -> float:
     targets: ids of any shape; -1 is ignored.
     This is the loss of the best model that ignores the context: a run that stays there has learned frequencies only.
     Each count is increased by one, so that a token that training never saw has a finite loss.
-    Raises ValueError without targets or for a target outside the vocabulary.
+    Raises ValueError without targets, or for a target or an id of the shard outside the vocabulary.
     """
     counts = np.ones(train.vocab_size, np.int64)
     for start in range(0, len(train), _CHUNK):
-        counts += np.bincount(train.tokens[start : start + _CHUNK], minlength=train.vocab_size)
+        piece = train.tokens[start : start + _CHUNK]
+        train.check_ids(piece)
+        counts += np.bincount(piece, minlength=train.vocab_size)
     ids = _valid(targets, train.vocab_size)
     if ids.size == 0:
         raise ValueError("targets hold no token: give at least one validation window")

@@ -70,9 +70,10 @@ def run_plots(comparison: ComparisonFolder) -> list[Plot]:
 
 def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Plot | None:
     entries = comparison.results["schemes"]
-    learned = {entry["scheme"]: _curves(comparison, entry, _has_learned) for entry in entries}
-    failed = {entry["scheme"]: _curves(comparison, entry, lambda run: not _has_learned(run)) for entry in entries}
-    good = [curve for curves in learned.values() for curve in curves]
+    # The mean covers the same runs as that of the table: all that finished, collapsed ones included.
+    finished = {entry["scheme"]: _curves(comparison, entry, has_finished) for entry in entries}
+    failed = {entry["scheme"]: _curves(comparison, entry, lambda run: not has_finished(run)) for entry in entries}
+    good = [curve for curves in finished.values() for curve in curves]
     bad = [curve for curves in failed.values() for curve in curves]
     if not good and not bad:
         return None
@@ -80,7 +81,7 @@ def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Pl
     figure, axes = new_figure(3.1)
     handles = []
     for scheme, look in styles.items():
-        line = _mean_and_band(axes, learned[scheme], look)
+        line = _mean_and_band(axes, finished[scheme], look)
         thin = [_thin(axes, curve, look, limits[1]) for curve in failed[scheme]]
         if line or thin:
             handles.append((line or thin[0], scheme))
@@ -94,9 +95,11 @@ def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Pl
     caption = "Line: mean over seeds; band: lowest to highest seed. The start of training is cut off."
     if bad:
         caption += (
-            " Thin lines that end in a cross: single runs that diverged, collapsed or were interrupted. The mean does "
-            "not include them. A cross on the upper edge stands for a loss above it."
+            " Thin lines that end in a cross: single runs that diverged or were interrupted. The mean does not include "
+            "them. A cross on the upper edge stands for a loss above it."
         )
+    if any(entry.get("collapsed") for entry in entries):
+        caption += " Runs that collapsed did finish: the mean and the band include them, as the table does."
     return render(
         figure,
         key="loss_curves",
@@ -106,10 +109,6 @@ def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Pl
         + ", ".join(name for _, name in handles)
         + ".",
     )
-
-
-def _has_learned(run: Mapping[str, Any]) -> bool:
-    return has_finished(run) and not run.get("collapsed")
 
 
 def _curves(

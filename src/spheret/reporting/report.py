@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from spheret.comparison.statistics import has_finished, perplexity_change, verdict
+from spheret.comparison.statistics import has_diverged, has_finished, perplexity_change, unfinished_words, verdict
 from spheret.reporting import table
 from spheret.reporting.collect import ComparisonFolder, load_comparison
 from spheret.reporting.curves import run_plots
 from spheret.reporting.plots import result_plots
 from spheret.reporting.style import Plot
-from spheret.training.run_folder import write_bytes, write_text
+from spheret.training.run_folder import last_finite_loss, write_bytes, write_text
 
 REPORT_NAME, CSV_NAME, TEMPLATE_NAME = "report.html", "results.csv", "report.html.j2"
 _CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguishable", "unknown": "no verdict"}
@@ -35,11 +35,12 @@ def write_report(folder: Path, *, partial: bool = False, figures: Path | None = 
     ImportError, naming the extra, if matplotlib or jinja2 is not installed.
     """
     comparison = load_comparison(Path(folder), partial=partial)
+    # First, because it needs no library that could fail.
+    write_text(comparison.folder / CSV_NAME, table.csv_text(comparison.results))
     plots = all_plots(comparison)
     if figures is not None:
         save_plots(plots, figures)
     report = comparison.folder / REPORT_NAME
-    write_text(comparison.folder / CSV_NAME, table.csv_text(comparison.results))
     write_text(report, render_html(comparison.results, plots, comparison.missing))
     return report
 
@@ -127,11 +128,17 @@ def _cells(row: table.Row) -> dict[str, Any]:
         "interval": interval,
         "change": change,
         "call": row.call,
-        "call_words": _CALL_WORDS.get(row.call, "baseline"),
+        "call_words": _call_words(row),
         "outcomes": table.outcomes(row),
         "failed": bool(row.diverged or row.collapsed or row.interrupted),
-        "rate": table.rate(row.tokens_per_s),
     }
+
+
+def _call_words(row: table.Row) -> str:
+    """'better', for a scheme some of whose runs have no loss 'better (1 of 3 runs diverged)'."""
+    words = _CALL_WORDS.get(row.call, "baseline")
+    lost = unfinished_words(row.runs, row.diverged, row.interrupted)
+    return f"{words} ({lost})" if lost else words
 
 
 def _run_rows(results: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -149,14 +156,22 @@ def _run_cells(entry: Mapping[str, Any], run: Mapping[str, Any], kind: str) -> d
         "lr": table.number(run.get("lr", entry.get("lr")), "g"),
         "loss": table.number(run.get("val_loss"), ".4f") + (f" ± {error:.4f}" if error is not None else ""),
         "bits_per_byte": table.number(run.get("val_bpb"), ".4f"),
-        "rate": table.rate(run.get("tokens_per_s")),
         "outcome": outcome,
         "bad": not has_finished(run) or bool(run.get("collapsed")),
-        "reason": run.get("reason"),
+        "reason": _reason(run),
         "run": run.get("run"),
         "href": _relative_link(run.get("run")),
         "chosen": kind == "tuning" and run.get("lr") == entry.get("lr"),
     }
+
+
+def _reason(run: Mapping[str, Any]) -> str | None:
+    """Why a run ended early; for a diverged run also its last finite loss."""
+    reason: str | None = run.get("reason")
+    if has_diverged(run) and run.get("last_loss") is not None:
+        loss = last_finite_loss(run["last_loss"], run.get("last_loss_step"))
+        return f"{reason}; {loss}" if reason else loss
+    return reason
 
 
 def _relative_link(name: Any) -> str | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +68,8 @@ class Plot:
 
     def png(self, dpi: int = 200) -> bytes:
         """The figure as PNG, drawn only on request, because a report does not need it."""
-        return _written(self.figure, format="png", dpi=dpi)
+        with styled():  # text is set when the figure is written, with the settings of that moment
+            return _written(self.figure, format="png", dpi=dpi)
 
 
 def looks(schemes: Sequence[str]) -> dict[str, Look]:
@@ -84,7 +88,12 @@ def looks(schemes: Sequence[str]) -> dict[str, Look]:
 def styled() -> Iterator[None]:
     """Apply the project's matplotlib settings while a figure is made and written."""
     matplotlib = _matplotlib()
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context():  # restores what the user had
+        # From the defaults of matplotlib and not from the user's matplotlibrc, which may ask for LaTeX or another size.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some defaults are deprecated
+            matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
         yield
 
 
@@ -127,8 +136,18 @@ def _written(figure: Any, **options: Any) -> bytes:
 
 
 def _matplotlib() -> Any:
+    # Importing matplotlib fails if MPLBACKEND names a backend that is not installed, as that of a notebook may be. No
+    # figure here needs a backend.
+    backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     try:
         import matplotlib
+
+        if backend is not None:
+            with suppress(ValueError):
+                matplotlib.rcParams["backend"] = backend  # for plots that the caller makes later
     except ImportError as error:
         raise ImportError('figures need matplotlib: pip install "spheret[report]"') from error
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
     return matplotlib

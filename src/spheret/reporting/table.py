@@ -48,7 +48,6 @@ class Row:
     p_value: float | None
     p_holm: float | None
     call: str
-    tokens_per_s: float | None
 
 
 def rows(results: Mapping[str, Any]) -> list[Row]:
@@ -59,8 +58,8 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
 def rich_table(results: Mapping[str, Any], width: int = 100) -> Table:
     """The table for a terminal of `width` columns.
 
-    Columns that do not fit are omitted and named below the table: first tokens/s, then bits/byte, perplexity and the
-    best learning rate. Then long scheme names are folded. No name or number is ever cut, so below about 60 columns the
+    Columns that do not fit are omitted and named below the table: first bits/byte, then perplexity and the best
+    learning rate. Then long scheme names are folded. No name or number is ever cut, so below about 60 columns the
     table is wider than `width`.
     """
     shown = list(rows(results))
@@ -92,9 +91,8 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "bits/byte": lambda row: number(row.bits_per_byte, ".4f"),
     "difference\n[95% interval]": lambda row: difference(row, separator="\n"),
     "runs": lambda row: outcomes(row, separator="\n"),
-    "tokens/s": lambda row: rate(row.tokens_per_s),
 }
-_DROPPED_IN_TURN = ("tokens/s", "bits/byte", "perplexity", "best lr")
+_DROPPED_IN_TURN = ("bits/byte", "perplexity", "best lr")
 _HUGE = 10_000  # columns of a console in which nothing wraps, to measure a table
 
 
@@ -132,7 +130,7 @@ def _measure(table: Table) -> Measurement:
 
 def markdown(results: Mapping[str, Any]) -> str:
     """The table as GitHub Markdown, followed by a line that explains the figures."""
-    header = "| scheme | parameters | best lr | val loss | perplexity | bits/byte | difference [CI] | runs | tokens/s |"
+    header = "| scheme | parameters | best lr | val loss | perplexity | bits/byte | difference [CI] | runs |"
     lines = [header, "| --- |" + " ---: |" * (header.count("|") - 2)]
     for row in rows(results):
         cells = [
@@ -144,7 +142,6 @@ def markdown(results: Mapping[str, Any]) -> str:
             number(row.bits_per_byte, ".4f"),
             difference(row),
             outcomes(row),
-            rate(row.tokens_per_s),
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join([*lines, "", footnote(results), ""])
@@ -209,21 +206,6 @@ def outcomes(row: Row, separator: str = ", ") -> str:
     return separator.join([f"{row.finished}/{row.runs}", *(f"{n} {word}" for n, word in counts if n)])
 
 
-def rate(value: float | None) -> str:
-    """Tokens per second, to three digits."""
-    if value is None:
-        return MISSING
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            scaled = value / size
-            return f"{scaled:.{_decimals(scaled)}f}{unit}"
-    return f"{value:.0f}"
-
-
-def _decimals(scaled: float) -> int:
-    return 2 if scaled < 10 else 1 if scaled < 100 else 0
-
-
 def _row(entry: Mapping[str, Any], *, is_baseline: bool) -> Row:
     estimate = entry.get("val_loss") or {}
     paired = entry.get("difference") or {}
@@ -250,5 +232,4 @@ def _row(entry: Mapping[str, Any], *, is_baseline: bool) -> Row:
         p_value=paired.get("p_value"),
         p_holm=paired.get("p_holm"),
         call="baseline" if is_baseline else call(paired),
-        tokens_per_s=entry.get("tokens_per_s"),
     )

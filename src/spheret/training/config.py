@@ -29,7 +29,9 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     """The corpus and its tokenizer."""
     seed: int = 1
-    """Seed of the initial weights, the batches and dropout."""
+    """Decides the initial weights, the order of the batches and dropout."""
+    init_from: str = ""
+    """Folder of a run or a checkpoint with the same model: the new run starts from its weights. '': from the seed's."""
     steps: int = 150
     """Optimizer steps."""
     max_train_tokens: int = 0

@@ -30,6 +30,19 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def refuse_ranks() -> None:
+    """ValueError: a launcher such as torchrun started several processes of this command (WORLD_SIZE is above 1).
+
+    There is no distributed training. Each rank would train the same run, into the same folder.
+    """
+    ranks = os.environ.get("WORLD_SIZE", "")
+    if ranks.isdigit() and int(ranks) > 1:
+        raise ValueError(
+            f"WORLD_SIZE is {ranks}, but training runs in one process: each of the {ranks} ranks would do the whole "
+            "run again; start the command without torchrun, or with --nproc-per-node 1"
+        )
+
+
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The compute dtype; `auto` is bfloat16 on GPUs that support it in hardware, else float32."""
     if name == "auto":

@@ -1,11 +1,21 @@
-"""Ctrl-C and SIGTERM end a run between two steps, so that its run folder is complete."""
+"""Ctrl-C, SIGTERM, a terminal that closes (SIGHUP) and a reader that goes away (SIGPIPE) end a run between two steps.
+
+So it leaves a complete folder."""
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
+
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that end a run. Windows has no SIGHUP."""
+OUTPUT_GONE = (errno.EPIPE, errno.EIO)
+"""Errors of writing to a pipe that nobody reads any more, and to a terminal that was closed."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -21,7 +31,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Context that only records the first SIGINT or SIGTERM; a second one raises TrainingInterrupted at once.
+    """Context that only notes the first signal of STOPPING; a second one raises at once.
 
     Python allows signal handlers in the main thread only. In any other thread the context does nothing.
     """
@@ -35,6 +45,17 @@ class StopSignals:
         if self.received is not None:
             raise TrainingInterrupted(self.received)
 
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Around code that prints: output that nobody can read any more counts as a signal, here SIGPIPE."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in OUTPUT_GONE:
+                raise
+            # Python ignores the signal itself and raises an error instead, wherever it is just then.
+            self.received = self.received or int(getattr(signal, "SIGPIPE", signal.SIGTERM))
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:  # a second Ctrl-C: the user does not want to wait for the end of the step
             raise TrainingInterrupted(number)
@@ -42,7 +63,9 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
+                if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:  # as nohup wants it
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -20,9 +20,10 @@ import torch
 from spheret.data import Dataset, prepare, sample_batch
 from spheret.diagnostics import Event, probe
 from spheret.evaluation import Evaluation, Validation
-from spheret.training.checkpoint import load_checkpoint, save_checkpoint
+from spheret.training.checkpoint import load_weights, resume_state, save_checkpoint, weights_folder
+from spheret.training.collapse import has_collapsed
 from spheret.training.config import TrainConfig
-from spheret.training.device import autocast, machine, resolve_device, resolve_dtype, to_device, versions
+from spheret.training.device import autocast, machine, refuse_ranks, resolve_device, resolve_dtype, to_device, versions
 from spheret.training.interrupt import StopSignals
 from spheret.training.run_folder import (
     DIAGNOSTICS,
@@ -30,10 +31,14 @@ from spheret.training.run_folder import (
     MetricsLog,
     Outcome,
     RunResult,
+    check_free,
     check_same_config,
+    check_same_data,
     finished_result,
+    only_trainer,
     open_run,
     read_metrics,
+    require_run,
     write_json,
 )
 from spheret.training.state import TrainState, initial_state
@@ -48,6 +53,7 @@ from spheret.training.step import (
 )
 
 OnLog = Callable[[dict[str, Any]], None]
+OnResume = Callable[[Path], None]
 
 PROBE_WINDOWS = 4
 """Validation windows for the diagnostics: means over this many tokens are steady enough."""
@@ -74,6 +80,7 @@ class Run:
                 f"use {needed} or more"
             )
         device = resolve_device(config.device)
+        # Building it reads all of the training shard; that a training id is out of range shows there too.
         validation = Validation.build(
             dataset,
             n_windows=config.eval_windows,
@@ -81,6 +88,7 @@ class Run:
             # The size of a training micro-batch: what fits into memory in training fits here too.
             batch_size=-(-config.batch_size // config.grad_accum),
         )
+        dataset.val.check_ids(validation.x.reshape(-1))
         return cls(config, folder, dataset, device, autocast(device, resolve_dtype(config.dtype, device)), validation)
 
     def gradients(self, forward: Forward, step: int) -> torch.Tensor:
@@ -116,37 +124,58 @@ def train(
     dataset: Dataset | None = None,
     resume: bool = False,
     on_log: OnLog | None = None,
+    on_resume: OnResume | None = None,
 ) -> RunResult:
     """Train one model into the run folder `out`: config.json, metrics.jsonl, checkpoints/, diagnostics.json, run.json.
 
     On a CPU the result depends only on `config` and the data. The caller's random state does not change.
 
     Args:
-        config: the configuration of the run.
-        out: the run folder; created if it does not exist.
-        dataset: `config.data`, already prepared; None prepares it.
-        resume: continue from the newest checkpoint in `out`. If that run has finished, its stored result is returned.
-        on_log: called with every record of metrics.jsonl after it is written.
+        config: the whole run.
+        out: folder of the run; made if it does not exist.
+        dataset: `config.data`, already prepared.
+        resume: continue from the newest whole checkpoint in `out`. The stored result of a finished run is returned.
+        on_log: gets every record of metrics.jsonl, once it is written.
+        on_resume: gets the checkpoint from which the run continues, once it is loaded.
 
     Raises:
         FileExistsError: `out` holds a run and `resume` is not set.
-        FileNotFoundError: `resume` is set and `out` holds no run.
-        ValueError: the model does not fit the tokenizer, or the run to resume has another configuration.
-        TrainingInterrupted: SIGINT or SIGTERM arrived (a KeyboardInterrupt). run.json records the interruption, and
-            there is a checkpoint if `config.checkpoint_interval` is set.
+        FileNotFoundError: `resume` is set and there is no run.
+        ValueError: model and tokenizer do not fit, the run to resume had another configuration, or a launcher started
+            several ranks.
+        DamagedCheckpoint (a ValueError): the run to resume has checkpoints, but none that is whole.
+        RunBusy: another process is training into `out`.
+        TrainingInterrupted: SIGINT, SIGTERM or SIGHUP came, or what `on_log` writes to is closed (it is a
+            KeyboardInterrupt). run.json says so, and there is a checkpoint if `config.checkpoint_interval` is set.
     """
     out = Path(out)
-    if resume and (done := finished_result(out)) is not None and done.outcome == "finished":
+    refuse_ranks()
+    done = finished_result(out) if resume else None
+    if done is not None and done.outcome == "finished":
         check_same_config(out, config)
-        return done
     dataset = prepare(config.data) if dataset is None else dataset
-    # All checks come before `open_run`, which writes: a rejected configuration leaves no half-made run folder.
+    if done is not None and done.outcome == "finished":
+        check_same_data(out, dataset.fingerprint)
+        return done
+    # Everything that can be refused is refused before `open_run` writes.
     run = Run.build(config, out, dataset)
-    checkpoint = open_run(out, config, resume)
-    with StopSignals() as stop, torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+    if resume:
+        require_run(out)
+    with (
+        only_trainer(out),
+        StopSignals() as stop,
+        torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []),
+    ):
+        check_free(out, config, resume)
         state = initial_state(config, run.device)
-        if checkpoint is not None:
-            load_checkpoint(checkpoint, state, dataset.fingerprint)
+        # A run that was killed before its first checkpoint has none, and starts at step 0.
+        checkpoint = resume_state(out, state, dataset.fingerprint) if resume else None
+        if checkpoint is None and config.init_from:
+            load_weights(state.model, weights_folder(Path(config.init_from)))
+        open_run(out, config)
+        if checkpoint is not None and on_resume is not None:
+            with stop.listening():
+                on_resume(checkpoint)
         try:
             with MetricsLog(out, keep_through=state.step) as log:
                 evaluation = train_steps(run, state, log, stop, on_log)
@@ -174,6 +203,7 @@ def train_steps(
         update_parameters(state, lr, grad_norm)
         event = state.monitor.update(loss)
         state.step += 1
+        state.note_loss(loss)
         state.seconds += time.perf_counter() - started
 
         lost = config.on_divergence == "stop" and divergence(state) is not None
@@ -187,8 +217,9 @@ def train_steps(
             record = metrics_record(run, state, measured, evaluation, event)
             log.write(record)
             if on_log is not None:
-                on_log(record)
-        # After a signal, the progress is saved, but only in a run that keeps checkpoints at all.
+                with stop.listening():
+                    on_log(record)
+        # A signal saves what was trained, but only in a run that saves at all.
         if _due(state.step, config.checkpoint_interval) or (stop.received and config.checkpoint_interval):
             save_checkpoint(run.folder, state, config, run.dataset.fingerprint)
         if last:
@@ -201,12 +232,14 @@ def train_steps(
 def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunResult:
     """Write diagnostics, checkpoint and, last, run.json; evaluate first if `evaluation` is None."""
     evaluation = evaluation or run.evaluate(state)
-    write_json(run.folder / DIAGNOSTICS, run.probe(state))
+    diagnostics = run.probe(state)
+    write_json(run.folder / DIAGNOSTICS, diagnostics)
     if run.config.save_final or run.config.checkpoint_interval > 0:
         save_checkpoint(run.folder, state, run.config, run.dataset.fingerprint)
     # run.json comes last, because its presence marks the run folder as complete.
     reason = divergence(state, ended=True)
-    return write_result(run, state, "finished" if reason is None else "diverged", reason, evaluation)
+    outcome: Outcome = "finished" if reason is None else "diverged"
+    return write_result(run, state, outcome, reason, evaluation, diagnostics["token_cosine"][-1])
 
 
 def metrics_record(
@@ -226,30 +259,46 @@ def metrics_record(
 
 
 def write_result(
-    run: Run, state: TrainState, outcome: Outcome, reason: str | None, evaluation: Evaluation | None = None
+    run: Run,
+    state: TrainState,
+    outcome: Outcome,
+    reason: str | None,
+    evaluation: Evaluation | None = None,
+    token_cosine: float | None = None,
 ) -> RunResult:
-    """Write run.json and return the result. Without `evaluation`, the last one in metrics.jsonl is used."""
+    """Write run.json and return the result. Without `evaluation`, the last one in metrics.jsonl is used.
+
+    `token_cosine` is that of the last sublayer; without it, only the loss tells whether the run collapsed.
+    """
     records = read_metrics(run.folder)
     evaluated = [record for record in records if "val_loss" in record]
-    values = _evaluation_record(evaluation) or (evaluated[-1] if evaluated else {})
-    # The first record covers the step that warms up caches and, if any, the compiler.
+    values: dict[str, Any] = evaluated[-1] if evaluated else {}
+    if evaluation is not None:
+        values = {"step": state.step, **_evaluation_record(evaluation)}
+    # The first record covers the step that warmed up the caches.
     speeds = [record["tokens_per_s"] for record in (records[1:] or records)]
+    val_loss = _finite(values.get("val_loss"))
+    unigram_loss = run.validation.unigram_loss
     result = RunResult(
         folder=run.folder,
         outcome=outcome,
         reason=reason,
         step=state.step,
         tokens=state.step * run.config.tokens_per_step,
-        val_loss=_finite(values.get("val_loss")),
+        val_loss=val_loss,
         val_se=_finite(values.get("val_se")),
         val_bpb=_finite(values.get("val_bpb")),
         train_loss=_finite(state.monitor.smoothed),
-        unigram_loss=run.validation.unigram_loss,
+        val_step=None if val_loss is None else values["step"],
+        last_loss=state.last_loss,
+        last_loss_step=state.last_loss_step,
+        unigram_loss=unigram_loss,
         parameters=sum(p.numel() for p in state.model.parameters()),
         tokens_per_s=statistics.median(speeds) if speeds else None,
         seconds=state.seconds,
         spikes=state.monitor.spikes,
         skipped_steps=state.skipped,
+        collapsed=outcome == "finished" and has_collapsed(val_loss, unigram_loss, records, token_cosine),
     )
     environment = {"versions": versions(), "machine": machine(run.device), "data": run.dataset.summary()}
     write_json(run.folder / RUN, {**result.to_dict(), **environment})

@@ -17,20 +17,26 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from filelock import FileLock, Timeout
 
 from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
 
 CONFIG, METRICS, RUN, DIAGNOSTICS = "config.json", "metrics.jsonl", "run.json", "diagnostics.json"
 CHECKPOINTS = "checkpoints"
+LOCK = ".train.lock"
+"""Held while a process trains into the folder. It stays there: removing a lock file is a race of its own."""
 
 Outcome = Literal["finished", "diverged", "interrupted"]
 
-COLLAPSE_MARGIN = 0.03
-"""A finished run has collapsed if its validation loss is not at least this share below the unigram loss."""
+SPEED_NOTE = "beside whatever else the machine did; not comparable between runs, for that use spheret bench"
+"""Stands in run.json beside `tokens_per_s`. Runs of one comparison share the machine, and schemes of equal cost came
+out a factor of three apart."""
 
 MAY_CHANGE = frozenset(
     [
@@ -44,9 +50,12 @@ MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "save_final",
         "data.cache",
+        # Paths, each with more than one spelling. What was read is compared, by its fingerprint.
+        "data.data",
+        "data.tokenizer",
     ]
 )
-"""Fields of TrainConfig that a resumed run may change: they do not affect what is trained."""
+"""Fields of TrainConfig that a resumed run may change: they say where or how often, but not what is trained."""
 
 
 # --- reading and writing files ---
@@ -173,9 +182,13 @@ def _line(record: Mapping[str, Any]) -> str:
 class RunResult:
     """The result of a run, as `train` returns it and run.json stores it.
 
-    Losses are in nats per token, None without a finite value. `train_loss` is smoothed over about 20 steps.
-    `unigram_loss` is the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the
-    median over the log lines, without evaluations and checkpoints. `seconds` is training time, summed over resumes.
+    Losses are in nats per token, None where there is no finite value. `train_loss` is smoothed over about 20 steps.
+    `val_step` is the step of the validation loss, which lies before `step` if the run was interrupted. `last_loss` is
+    the last finite training loss and `last_loss_step` its step: where a diverged run still was sound. `unigram_loss` is
+    the loss of the training set's token frequencies on the validation windows. `tokens_per_s` is the median over the
+    log lines, without evaluations and checkpoints, beside whatever else the machine did meanwhile. `seconds` is
+    training time, including that before a resume. `collapsed`: the run finished and stopped learning at the unigram
+    plateau (see `collapse.py`).
     """
 
     folder: Path
@@ -193,22 +206,37 @@ class RunResult:
     seconds: float
     spikes: int
     skipped_steps: int
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the run finished without learning more than token frequencies."""
-        if self.outcome != "finished" or self.val_loss is None:
-            return False
-        return self.val_loss > (1.0 - COLLAPSE_MARGIN) * self.unigram_loss
+    collapsed: bool = False
+    last_loss: float | None = None
+    last_loss_step: int | None = None
+    val_step: int | None = None
 
     @property
     def perplexity(self) -> float | None:
         """exp(val_loss); None without a validation loss, or if it overflows."""
         return None if self.val_loss is None or self.val_loss > 700 else math.exp(self.val_loss)
 
+    @property
+    def explanation(self) -> str | None:
+        """`reason`, for a diverged run together with its last finite loss."""
+        if self.outcome != "diverged":
+            return self.reason
+        loss = last_finite_loss(self.last_loss, self.last_loss_step)
+        return f"{self.reason}; {loss}" if self.reason else loss
+
     def to_dict(self) -> dict[str, Any]:
-        """The part of run.json about the run itself; the trainer adds versions, machine and data."""
-        final = ("step", "tokens", "val_loss", "val_se", "val_bpb", "train_loss")
+        """What run.json says about the run itself; versions, machine and data are added by the trainer."""
+        final = (
+            "step",
+            "tokens",
+            "val_step",
+            "val_loss",
+            "val_se",
+            "val_bpb",
+            "train_loss",
+            "last_loss",
+            "last_loss_step",
+        )
         return {
             "outcome": self.outcome,
             "reason": self.reason,
@@ -217,16 +245,22 @@ class RunResult:
             "collapsed": self.collapsed,
             "parameters": self.parameters,
             "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_note": SPEED_NOTE,
             "seconds": self.seconds,
             "spikes": self.spikes,
             "skipped_steps": self.skipped_steps,
         }
 
 
+def last_finite_loss(loss: float | None, step: int | None) -> str:
+    """'last finite training loss 2.3145 at step 120', for messages about a diverged run."""
+    return "no finite training loss" if loss is None else f"last finite training loss {loss:.4f} at step {step}"
+
+
 def read_result(folder: Path) -> RunResult:
     """The result stored in run.json. FileNotFoundError: the run has not ended, or `folder` is not a run folder."""
     values = read_json(Path(folder) / RUN)
-    # `collapsed` is a property, computed again; versions and machine are not part of the result.
+    # Versions, machine and data are not part of the result.
     own = {name: value for name, value in values.items() if name in RunResult.__dataclass_fields__}
     return RunResult(folder=Path(folder), **own, **values["final"])
 
@@ -242,33 +276,65 @@ def finished_result(folder: Path) -> RunResult | None:
 # --- starting and resuming ---
 
 
+class RunBusy(RuntimeError):
+    """Another process is training into the same folder."""
+
+
+@contextmanager
+def only_trainer(folder: Path) -> Iterator[None]:
+    """Make the folder and hold its lock. RunBusy: another process, or another thread, is training into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunBusy(
+            f"another process is training into {folder}: wait for it, or choose another folder (--out)"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a run folder, oldest first."""
     found = (Path(folder) / CHECKPOINTS).glob("step_*")
     return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=lambda p: int(p.name[5:]))
 
 
-def open_run(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
-    """Prepare `folder` for training and write its config.json; return the checkpoint to continue from.
+def require_run(folder: Path) -> None:
+    """FileNotFoundError: there is no run in `folder` to resume."""
+    if not (folder / CONFIG).exists():
+        raise FileNotFoundError(f"no run in {folder} to resume: it has no {CONFIG}; start the run without resume")
 
-    None means step 0; so does resuming a run that was killed before its first checkpoint.
 
-    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. FileNotFoundError:
-    there is no run to resume. ValueError: the run to resume has another configuration.
+def check_free(folder: Path, config: TrainConfig, resume: bool) -> None:
+    """Check that `folder` may be trained into. It writes nothing.
+
+    FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. ValueError: the run
+    there has another configuration.
     """
-    complete = checkpoints(folder)
     if resume:
-        if not (folder / CONFIG).exists():
-            raise FileNotFoundError(f"no run in {folder} to resume: it has no {CONFIG}; start the run without resume")
         check_same_config(folder, config)
-    elif complete or finished_result(folder) is not None:
+    elif checkpoints(folder) or finished_result(folder) is not None:
         raise FileExistsError(f"{folder} already holds a run; pass resume=True (--resume), or choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    # The run is about to continue, so the files that describe its end are out of date.
+
+
+def open_run(folder: Path, config: TrainConfig) -> None:
+    """Prepare `folder` for training and write its config.json."""
+    # The run is about to go on: what said how it ended is no longer true.
     for stale in (RUN, DIAGNOSTICS):
         (folder / stale).unlink(missing_ok=True)
     write_json(folder / CONFIG, config_to_dict(config))
-    return complete[-1] if resume and complete else None
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist: nothing is ever overwritten by setting aside."""
+    number, free = 2, path
+    while free.exists():
+        number, free = number + 1, path.with_name(f"{path.name}-{number}")
+    return free
 
 
 def check_same_config(folder: Path, config: TrainConfig) -> None:
@@ -283,6 +349,21 @@ def check_same_config(folder: Path, config: TrainConfig) -> None:
             f"the run in {folder} was configured with other values of {', '.join(changed)}; "
             "resume with the same ones, or train into another folder"
         )
+
+
+def check_same_data(folder: Path, fingerprint: str) -> None:
+    """ValueError: the ended run in `folder` was trained on other data than that of this fingerprint."""
+    stored = read_json(folder / RUN)["data"]["fingerprint"]
+    if stored != fingerprint:
+        raise ValueError(other_data(folder, stored, fingerprint))
+
+
+def other_data(folder: Path, stored: str, fingerprint: str) -> str:
+    """The message for a run or checkpoint that was trained on data of the fingerprint `stored`."""
+    return (
+        f"{folder} was trained on data with fingerprint {stored}, not {fingerprint}; "
+        "resume with the same corpus and tokenizer"
+    )
 
 
 def _differing_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

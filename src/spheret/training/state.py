@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,17 +11,20 @@ import torch
 from spheret.diagnostics.monitor import DivergenceMonitor
 from spheret.models import GPT
 from spheret.training.config import TrainConfig
-from spheret.training.device import resolve_device
+from spheret.training.device import refuse_ranks, resolve_device
 from spheret.training.optimizer import build_adamw
 
-COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row")
+STATE_PARTS = ("optimizer", "monitor", "counters", "rng")
+"""What `TrainState.extras` holds."""
+COUNTERS = ("step", "seconds", "skipped", "skipped_in_a_row", "last_loss", "last_loss_step")
 
 
 @dataclass
 class TrainState:
     """Model, optimizer and monitor after `step` optimizer steps, including skipped ones.
 
-    `seconds` is training time without evaluation. `skipped` counts the steps whose gradient was not finite.
+    `seconds` counts training time without evaluation; `skipped` counts steps whose gradient was not finite. `last_loss`
+    is the newest finite training loss, and `last_loss_step` its step; None before the first.
     """
 
     model: GPT
@@ -30,6 +34,13 @@ class TrainState:
     seconds: float = 0.0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    last_loss: float | None = None
+    last_loss_step: int | None = None
+
+    def note_loss(self, loss: float) -> None:
+        """Remember the training loss of the current step, if it is finite."""
+        if math.isfinite(loss):
+            self.last_loss, self.last_loss_step = loss, self.step
 
     def extras(self) -> dict[str, Any]:
         """Everything except the weights, as tensors and plain values that torch.load(weights_only=True) accepts."""
@@ -45,8 +56,8 @@ class TrainState:
         """Inverse of `extras`. Also sets the global random state."""
         self.optimizer.load_state_dict(extras["optimizer"])
         self.monitor.load_state_dict(extras["monitor"])
-        for name in COUNTERS:
-            setattr(self, name, extras["counters"][name])
+        for name, value in extras["counters"].items():
+            setattr(self, name, value)
         torch.set_rng_state(extras["rng"]["cpu"])
         device = next(self.model.parameters()).device
         # A run may resume on another kind of device; a CPU checkpoint holds no CUDA state.
@@ -66,8 +77,10 @@ def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
 def check_buildable(config: TrainConfig) -> None:
     """Check, without data, that `initial_state` will work.
 
-    ValueError: the machine does not have the device, or the scheme does not fit a model of this shape.
+    ValueError: the machine does not have the device, the scheme makes no model of this shape, or a launcher started
+    several ranks.
     """
+    refuse_ranks()
     resolve_device(config.device)
     with torch.device("meta"):  # shapes only, no memory
         GPT(config.model)
