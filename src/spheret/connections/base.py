@@ -65,12 +65,13 @@ class Connection(nn.Module, ABC):
         """
         # A fused connection overrides this and makes two tensors of h': their gradients then arrive apart, and its
         # backward pass adds them on its way over the rows.
-        stream = self.combine(h, f)
+        stream = self.combine(h, f).to(h.dtype)
         return (stream, stream) if split else stream
 
     @abstractmethod
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        """The next hidden state. A scheme defines it; callers call the module, so that hooks fire."""
+        """The next hidden state, (..., d), in any dtype. A scheme defines it; callers call the module, so that hooks
+        fire and the dtype is that of ``h``."""
 
     def reset_parameters(self) -> None:
         """Set every parameter and buffer, those of submodules included, to its initial value."""

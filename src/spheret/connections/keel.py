@@ -61,7 +61,7 @@ class Keel(Connection):
         if self.outer is None:
             return h + f
         dtype = compute_dtype(h, f)
-        return self.outer(torch.add(f.to(dtype), h.to(dtype), alpha=self.alpha)).to(h.dtype)
+        return self.outer(torch.add(f.to(dtype), h.to(dtype), alpha=self.alpha))
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}"
