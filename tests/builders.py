@@ -7,11 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.connections import Connection
+from spheret.connections import Connection, list_schemes
 from spheret.models import GPT, GPTConfig
 
 SMALL: dict[str, Any] = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61}
 TINY: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11}
+
+# Every registered scheme, and options that take a path of their own.
+SCHEMES = [
+    *list_schemes(),
+    "pre-dyt:preset=paper",
+    "keel:preset=paper",
+    "spheret:p=0.25,preset=paper",
+    "geonorm:reproject=true",
+    "proj:update-norm=rms",
+    "proj:project=false",
+]
 
 
 def build(scheme: str = "pre-ln", *, seed: int = 0, **changes: Any) -> GPT:

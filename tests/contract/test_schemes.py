@@ -8,20 +8,11 @@ import re
 
 import pytest
 import torch
-from builders import batch, build, connections
+from builders import SCHEMES, batch, build, connections
 
 import spheret
 from spheret.connections import canonical_name, parameter_roles, parse_scheme
 
-SCHEMES = [
-    *spheret.list_schemes(),
-    "pre-dyt:preset=paper",
-    "keel:preset=paper",
-    "spheret:p=0.25,preset=paper",
-    "geonorm:reproject=true",
-    "proj:update-norm=rms",
-    "proj:project=false",
-]
 NORM_KEEPING = [s for s in SCHEMES if parse_scheme(s).keeps_norm]
 
 pytestmark = pytest.mark.parametrize("scheme", SCHEMES)

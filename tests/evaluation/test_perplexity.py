@@ -103,6 +103,18 @@ def test_evaluates_without_dropout_and_restores_the_mode(
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_every_module_keeps_its_mode(windows: tuple[np.ndarray, np.ndarray], training: bool) -> None:
+    """A part that its owner froze stays frozen, and a part that is training still has no dropout here."""
+    model = nn.Sequential(Fixed(skewed())).train(training)
+    model[0].drop.train(not training)
+    assert evaluate(model, *windows).loss == evaluate(model, *windows).loss
+    assert [m.training for m in model.modules()] == [training, training, not training]
+    with pytest.raises(IndexError):
+        evaluate(model, windows[0], np.full_like(windows[1], VOCAB))
+    assert [m.training for m in model.modules()] == [training, training, not training]
+
+
 def test_one_window_has_no_standard_error(windows: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = windows
     assert math.isnan(evaluate(Fixed(skewed()), x[:1], y[:1]).standard_error)

@@ -285,3 +285,9 @@ def test_compiled_function_transforms(transform: str) -> None:
     eager = transforms[transform](h)
     torch.testing.assert_close(torch.compile(transforms[transform])(h), eager, rtol=1e-4, atol=1e-5)
     assert eager.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["alpha", "p"])
+def test_none_for_a_scalar_is_named(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is None: give a number or a tensor"):
+        spheret.retract(*pair(2, 3), **{name: None})

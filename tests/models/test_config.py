@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from builders import TINY, build_tiny
@@ -41,6 +43,16 @@ def test_config_errors_name_the_value_and_the_fix(changes: dict[str, Any], messa
 def test_the_old_name_of_the_scheme_is_refused() -> None:
     with pytest.raises(TypeError, match="connection"):
         GPTConfig(**TINY, connection="proj")  # type: ignore[call-arg]
+
+
+def test_numpy_numbers_become_pythons() -> None:
+    """A sweep over np.arange or np.geomspace gives these; JSON and checkpoints know neither."""
+    config = GPTConfig(
+        n_layer=np.int64(2), n_head=np.int32(2), n_embd=np.uint16(16), dropout=np.float32(0.5), bias=np.bool_(True)
+    )
+    assert config == GPTConfig(n_layer=2, n_head=2, n_embd=16, dropout=0.5, bias=True)
+    plain = {int, float, bool, str}
+    assert {type(getattr(config, field.name)) for field in dataclasses.fields(config)} <= plain
 
 
 def names(model: GPT) -> set[str]:

@@ -51,6 +51,36 @@ def test_masked_targets_do_not_count() -> None:
     assert (logits.grad[masked != -1] != 0).any(-1).all()
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_of_masked_targets_is_an_empty_sum(scheme: str, dtype: torch.dtype) -> None:
+    model = build(scheme=scheme).to(dtype)
+    x, y = batch(seed=3)
+    _, loss = model(x, torch.full_like(y, -1))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_a_masked_sequence_takes_no_part_in_the_mean() -> None:
+    model = build()
+    x, y = batch(seed=3)
+    y[2] = -1
+    kept = torch.tensor([0, 1, 3])
+    assert model(x, y)[1].item() == pytest.approx(model(x[kept], y[kept])[1].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", [(0, 16), (3, 0), (0, 0)])
+def test_no_tokens_are_no_loss(scheme: str, shape: tuple[int, int]) -> None:
+    model = build(scheme=scheme)
+    tokens = torch.zeros(shape, dtype=torch.long)
+    logits, loss = model(tokens, tokens)
+    assert logits.shape == (*shape, 61) and loss.item() == 0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
 def test_targets_may_be_a_view() -> None:
     model = build()
     tokens = torch.randint(61, (4, 17))

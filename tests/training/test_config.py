@@ -5,11 +5,31 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spheret.training import TrainConfig, config_from_dict, config_to_dict
 
 Tiny = Callable[..., TrainConfig]
+
+
+def test_numpy_numbers_are_written_as_numbers(tiny: Tiny) -> None:
+    config = tiny(
+        lr=np.float32(0.5),
+        steps=np.int64(6),
+        seed=np.uint8(3),
+        warmup_ratio=np.float64(0.25),
+        save_final=np.bool_(True),
+    )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, n_embd=np.int64(32), dropout=np.float32(0.5)),
+        data=dataclasses.replace(config.data, val_fraction=np.float32(0.25), split_seed=np.int16(1)),
+    )
+    written = json.loads(json.dumps(config_to_dict(config)))
+    assert config_from_dict(written) == config
+    assert (written["lr"], written["steps"], written["seed"], written["save_final"]) == (0.5, 6, 3, True)
+    assert (written["model"]["n_embd"], written["data"]["val_fraction"], written["data"]["split_seed"]) == (32, 0.25, 1)
 
 
 def test_json_and_back(tiny: Tiny) -> None:

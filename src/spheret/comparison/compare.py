@@ -282,7 +282,7 @@ def _other_command(config: CompareConfig, fingerprint: str) -> str | None:
 
 
 def _without_paths(command: str) -> list[str]:
-    """The words of a command without --data, --tokenizer and --out: a path has many spellings, a fingerprint has one."""
+    """The words of a command without --data, --tokenizer and --out: a path has many spellings, a fingerprint one."""
     kept, keep = [], True
     for word in shlex.split(command):
         if word.startswith("--"):

@@ -85,7 +85,7 @@ class ApproximateStep(Connection):
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         alpha, dtype = self.alpha(), compute_dtype(h, f)
         nu = self.norm_factor(alpha)
-        return (nu * (1 - alpha) * h.to(dtype) + nu * alpha * f.to(dtype)).to(h.dtype)
+        return nu * (1 - alpha) * h.to(dtype) + nu * alpha * f.to(dtype)
 
 
 class BoundedRows(Stream):

@@ -64,14 +64,15 @@ class Connection(nn.Module, ABC):
             split: return ``(stream, branch)`` instead: h' for the residual stream, and the same values for the
                 ``branch_input`` of the next sublayer, in the dtype in which sublayers compute.
         """
-        # A fused connection overrides this and returns two tensors. Their gradients then arrive separately, and the
-        # backward kernel adds them in its pass over the rows. With one tensor, autograd adds them in an extra pass.
-        stream = self.combine(h, f)
+        # A fused connection overrides this and makes two tensors of h': their gradients then arrive apart, and its
+        # backward pass adds them on its way over the rows.
+        stream = self.combine(h, f).to(h.dtype)
         return (stream, stream) if split else stream
 
     @abstractmethod
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
-        """The next hidden state. Schemes implement this method; callers call the module, so that hooks run."""
+        """The next hidden state, (..., d), in any dtype. A scheme defines it; callers call the module, so that hooks
+        fire and the dtype is that of ``h``."""
 
     def reset_parameters(self) -> None:
         """Set every parameter and buffer of this module and its submodules to its initial value."""

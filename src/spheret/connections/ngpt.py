@@ -41,7 +41,7 @@ class NormalisedStep(Connection):
 
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         x = h.to(compute_dtype(h, f))
-        return unit(x + self.alpha() * (unit(f) - x)).to(h.dtype)
+        return unit(x + self.alpha() * (unit(f) - x))
 
 
 class UnitSphere(Stream):

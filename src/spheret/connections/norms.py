@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,6 +70,7 @@ class Float32Norm(Float32Module):
     def __init__(self, kind: NormKind, dim: int, *, eps: float = EPS) -> None:
         super().__init__()
         self.norm = build_norm(kind, dim, eps=eps)
+        self.norm.to(torch.promote_types(torch.get_default_dtype(), torch.float32))  # the default may be bfloat16
 
     def reset_parameters(self) -> None:
         self.norm.reset_parameters()

@@ -193,11 +193,14 @@ def _last(n_layer: int | None) -> str:
 def sublayer_dtype(h: Tensor) -> torch.dtype:
     """The dtype to which the linear layers of a sublayer would cast ``h``."""
     device = h.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else h.dtype
+    # Autocast leaves float64 alone. Some devices have none, the meta device for one, and PyTorch raises if asked.
+    if h.dtype == torch.float64 or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return h.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, radius: Tensor | None) -> Tensor:
-    """``r normalise(C h + S alpha f)`` with the whole of ``f``, radial part included; (..., d) in the dtype of ``h``.
+    """``r normalise(C h + S alpha f)`` with the whole of ``f``, radial part included; (..., d) in the compute dtype.
 
     At p = 1 this is ``r normalise(h + alpha f)``.
     """
@@ -205,7 +208,7 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, alpha).beta, p)
     moved = cos * x + sinc * alpha * y
-    return scale_norm(moved, norm(x) if radius is None else radius).to(h.dtype)
+    return scale_norm(moved, norm(x) if radius is None else radius)
 
 
 class SphereStream(Stream):

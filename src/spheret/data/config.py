@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from spheret.data.tokenization import parse_tokenizer
 
 
@@ -35,6 +37,10 @@ class DataConfig:
         # People pass a lone string, and JSON gives back a list. tuple("stdlib") would be six corpora of one letter.
         entries = (self.data,) if isinstance(self.data, (str, os.PathLike)) else tuple(self.data)
         object.__setattr__(self, "data", tuple(os.fspath(entry) for entry in entries))
+        for name in ("val_fraction", "split_seed"):
+            value = getattr(self, name)
+            if isinstance(value, np.generic):  # JSON knows no NumPy numbers
+                object.__setattr__(self, name, value.item())
         if not self.data or not all(self.data):
             raise ValueError(f"data={self.data!r} names no corpus: give 'stdlib' or the path of a file or folder")
         if not 0.0 < self.val_fraction < 1.0:

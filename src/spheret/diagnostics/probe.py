@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from spheret.connections import Connection
-from spheret.models.gpt import GPT, Block
+from spheret.models.gpt import GPT, Block, evaluation_mode
 
 
 @torch.no_grad()
 def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
-    """Run ``model`` on ``idx`` (B, T) int64 and measure every connection, in order of depth.
+    """Run ``model`` on ``idx`` (B, T) int64, without dropout, and measure every connection, in order of depth.
+
+    Every module keeps its mode (training or evaluation).
 
     Returns:
         Lists with one entry per connection, as stored in diagnostics.json:
@@ -38,17 +40,14 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
         for key, value in entry.items():
             rows.setdefault(key, []).append(value)
 
-    # A plain loop over the sublayers instead of hooks: forward hooks would break a compiled model.
-    was_training = model.training
-    model.eval()
-    h = model.embed(idx)
-    for layer_idx, block in enumerate(model.blocks):
-        for sublayer, branch, connection in cast(Block, block).sublayers():
-            f = branch(connection.branch_input(h))
-            out = connection(h, f)
-            record(layer_idx, sublayer, connection, h, f, out)
-            h = out
-    model.train(was_training)
+    with evaluation_mode(model):
+        h = model.embed(idx)
+        for layer_idx, block in enumerate(model.blocks):
+            for sublayer, branch, connection in cast(Block, block).sublayers():
+                f = branch(connection.branch_input(h))
+                out = connection(h, f)
+                record(layer_idx, sublayer, connection, h, f, out)
+                h = out
     return rows
 
 

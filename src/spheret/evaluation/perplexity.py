@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from spheret.data import Dataset, fixed_windows, unigram_loss
+from spheret.models import evaluation_mode
 
 IGNORED = -1
 """Targets with this value are masked: they do not count in the loss."""
@@ -79,7 +80,7 @@ def evaluate(
     """Mean cross-entropy of `model` over windows x -> y. For autocast, call this function inside the context.
 
     Args:
-        model: `logits, loss = model(idx)`. Its mode (training or evaluation) is restored.
+        model: `logits, loss = model(idx)`. Every module in it keeps its mode (training or evaluation).
         x: (N, T) int64 token ids.
         y: (N, T) int64 targets; -1 masks a target.
         token_bytes: (V,) number of bytes of text per token, 0 for special tokens. Bits per byte is the loss summed over
@@ -109,11 +110,9 @@ def evaluate(
 
 
 def _token_losses(model: Any, x: torch.Tensor, y: torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:
-    """Loss of every target, (N, T) in float64 on the CPU; 0 for masked targets."""
-    training = model.training
-    model.eval()
-    try:
-        losses = []
+    """Loss of every target (N, T) in float64 on the CPU, 0 where the target is masked."""
+    losses = []
+    with evaluation_mode(model):
         for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
             logits, _ = model(inputs.to(device))
             # The logits may be bfloat16, whose cross entropy is too coarse to compare models by.
@@ -121,9 +120,7 @@ def _token_losses(model: Any, x: torch.Tensor, y: torch.Tensor, batch_size: int,
                 logits.flatten(0, 1).float(), targets.flatten().to(device), ignore_index=IGNORED, reduction="none"
             )
             losses.append(flat.view(targets.shape).cpu().double())
-        return torch.cat(losses)
-    finally:
-        model.train(training)
+    return torch.cat(losses)
 
 
 def _standard_error(sums: torch.Tensor, counts: torch.Tensor, mean: torch.Tensor) -> float:

@@ -84,19 +84,17 @@ def retract(
         f: sublayer output, same shape as ``h``; its dtype may differ.
         alpha: step size, a float or a tensor that broadcasts to (..., 1), for example of shape (1,).
         p: exponent in (0, inf], a float or a tensor (which may require grad) that broadcasts to (..., 1). Beyond p = 2
-            a large step can rotate past the antipode of ``h``. Values of tensors are not checked.
-        angle: any differentiable scalar function ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope;
-            ``p`` is then ignored.
+            a large step can rotate past the antipode of ``h``. The values of tensors are not checked.
+        angle: a differentiable ``theta(beta)`` in radians with ``theta(0) = 0`` and unit slope; ``p`` is then ignored.
         radius: if given, the result has this norm instead of the norm of ``h`` (a float or broadcastable tensor).
 
     Returns:
-        Tensor of the shape and dtype of ``h``. A row of ``h`` that is zero has no direction and stays (almost exactly)
-        zero.
+        Tensor of the shape and dtype of ``h``. A row of zeros has no direction and stays (almost exactly) zero.
 
     Raises:
         ValueError: shapes that differ, ``p`` or ``radius`` out of range, a step with more than one value per row.
-        TypeError: inputs that are not floating point.
-        RuntimeError: the forced backend cannot run these arguments.
+        TypeError: inputs that are not floating point, or None for a scalar that is needed.
+        RuntimeError: a forced backend that cannot serve these arguments.
     """
     out, _ = rotate(h, f, alpha, p, radius, angle=angle)
     return out
@@ -269,6 +267,8 @@ def _check(h: Tensor, f: Tensor, alpha: Any, p: Any, radius: Any) -> None:
     for name, tensor in (("h", h), ("f", f)):
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}: a retraction needs floating point; use {name}.float()")
+    if alpha is None or p is None:
+        raise TypeError(f"{'alpha' if alpha is None else 'p'} is None: give a number or a tensor")
     if not isinstance(p, Tensor) and not p > 0:
         raise ValueError(f"p = {p}: the exponent must lie in (0, inf]; p -> 0 is the identity map, p = inf is GeoNorm")
     if radius is not None and not isinstance(radius, Tensor) and not (0 < radius < math.inf):

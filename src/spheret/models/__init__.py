@@ -1,6 +1,6 @@
 """Models that receive their residual connections from a scheme."""
 
 from spheret.models.config import GPTConfig
-from spheret.models.gpt import GPT, fold_factors
+from spheret.models.gpt import GPT, evaluation_mode, fold_factors
 
-__all__ = ["GPT", "GPTConfig", "fold_factors"]
+__all__ = ["GPT", "GPTConfig", "evaluation_mode", "fold_factors"]

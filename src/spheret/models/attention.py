@@ -55,7 +55,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, dim = x.shape
         qkv = times(self.c_attn(x), self.factors.qkv)
-        q, k, v = (t.view(batch, length, self.n_head, -1).transpose(1, 2) for t in qkv.split(dim, dim=2))
+        q, k, v = (t.view(batch, length, self.n_head, self.head_dim).transpose(1, 2) for t in qkv.split(dim, dim=2))
         q, k = self.prepare(q, k)
         y = F.scaled_dot_product_attention(
             q,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
+
+import numpy as np
 
 from spheret.connections import parse_scheme
 from spheret.connections.options import Factors, Head, MLPKind, ModelOptions, Positions, QKNorm
@@ -16,6 +18,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "qk_norm": get_args(QKNorm),
     "head": get_args(Head),
 }
+
+
+def use_python_numbers(config: Any) -> None:
+    """Replace NumPy numbers in the fields of a frozen dataclass by Python's: JSON and checkpoints know no others."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if isinstance(value, np.generic):
+            object.__setattr__(config, f.name, value.item())
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class GPTConfig:
     folded: bool = False
 
     def __post_init__(self) -> None:
+        use_python_numbers(self)
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: it must be at least 1")

@@ -8,6 +8,8 @@ sublayer(connection.branch_input(h)))``. Nothing in this file depends on which s
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -94,7 +96,8 @@ class GPT(nn.Module):
             targets: (B, T) int64; positions with target -1 have no loss.
 
         Returns:
-            logits (B, T, vocab_size) and the mean cross entropy in nats per target, or None without targets.
+            logits (B, T, vocab_size) and the mean cross entropy in nats per target, or None without targets. Where
+            every target is -1 the loss is 0, as an empty sum, and so are its gradients.
 
         Raises:
             ValueError: T is longer than the model's context.
@@ -107,7 +110,10 @@ class GPT(nn.Module):
             return logits, None
         # bfloat16 logits are cast to float32 first: their cross entropy would be off in the third digit.
         rows = logits.view(-1, logits.shape[-1])
-        return logits, F.cross_entropy(rows.to(compute_dtype(rows)), targets.reshape(-1), ignore_index=-1)
+        flat = targets.reshape(-1)
+        # PyTorch's own mean over no targets is 0/0.
+        total = F.cross_entropy(rows.to(compute_dtype(rows)), flat, ignore_index=-1, reduction="sum")
+        return logits, total / (flat != -1).sum().clamp_min(1)
 
     def embed(self, idx: Tensor) -> Tensor:
         """Token ids (B, T) -> the residual stream (B, T, n_embd) before the first block."""
@@ -164,6 +170,19 @@ class GPT(nn.Module):
         """Number of parameters; ``embeddings=False`` omits position embeddings, as nanoGPT counts."""
         total = sum(p.numel() for p in self.parameters())
         return total if embeddings or self.wpe is None else total - self.wpe.weight.numel()
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module of ``model`` in evaluation mode inside the ``with`` block; each in its own mode again after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])  # a module may do more than set its flag
+        for module, mode in modes:
+            module.training = mode
 
 
 @torch.no_grad()

@@ -70,10 +70,10 @@ def resume_state(run: Path, state: TrainState, fingerprint: str) -> Path | None:
         except DamagedCheckpoint as error:
             damaged[folder] = error
             continue
-        for bad, error in damaged.items():
+        for bad, why in damaged.items():
             aside = free_name(bad.with_name(f"damaged_{bad.name}"))
             os.replace(bad, aside)
-            warnings.warn(f"{error}; it is now {aside.name}, and the run continues from {folder.name}", stacklevel=2)
+            warnings.warn(f"{why}; it is now {aside.name}, and the run continues from {folder.name}", stacklevel=2)
         return folder
     if not damaged:
         return None

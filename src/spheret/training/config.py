@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from spheret.data import DataConfig
 from spheret.models import GPTConfig
+from spheret.models.config import use_python_numbers
 from spheret.training.optimizer import ScheduleKind, learning_rate
 
 Switch = Literal["auto", "on", "off"]
@@ -82,6 +83,7 @@ class TrainConfig:
     """torch.compile; auto: on CUDA only. Falls back to eager mode with a warning."""
 
     def __post_init__(self) -> None:
+        use_python_numbers(self)
         _check_ranges(self)
         _check_choices(self)
         _require(
