@@ -188,7 +188,7 @@ def test_a_refused_resume_does_not_say_that_it_continues(spheret: Any, tiny: lis
     command = "train --scheme proj --steps 20 --checkpoint-interval 10 --out run"
     assert spheret(command, *tiny)[0] == 0
     Path("run/run.json").unlink()
-    code, out, err = spheret(f"{command} --resume {refused}", *tiny)
+    code, out, err = spheret(f"{command} --resume", *tiny, *refused.split())  # the last of two equal flags counts
     assert code == 2 and "other values of" in err and "continuing" not in out
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "continuing from step_0000020 of 20" in out

@@ -138,20 +138,21 @@ def test_runs_do_not_outlive_a_killed_parent(start: Any, tiny: list[str], tmp_pa
 @pytest.mark.parametrize("command", ["train --log-interval 1 --out out", f"compare {SCHEMES} --out out"])
 def test_a_pipe_that_nobody_reads_stops_the_command_like_ctrl_c(command: str, tiny: list[str], spheret: Any) -> None:
     words = [sys.executable, "-m", "spheret", *command.split(), "--steps", "100000", *tiny]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        for _ in range(2):
-            process.stdout.readline()
-        process.stdout.close()  # as `| head -2` does
-        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
-        assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-    stopped = [json.loads(file.read_text()) for file in Path("out").rglob("run.json")]
-    assert {run["outcome"] for run in stopped} == {"interrupted"}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **streams, start_new_session=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            for _ in range(2):
+                process.stdout.readline()
+            process.stdout.close()  # as `| head -2` does
+            assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+    outcomes = {json.loads(file.read_text())["outcome"] for file in Path("out").rglob("run.json")}
+    assert outcomes <= {"interrupted"}  # a comparison may not have started a run yet
     if command.startswith("train"):
+        assert outcomes
         assert list(Path("out/checkpoints").glob("step_*"))
 
 

@@ -152,7 +152,7 @@ def test_without_a_usable_cache_it_is_built_for_this_process(
     cache = blocked if kind == "a file" else blocked / "deeper"
     name, _, warned, text = ask(in_new_process, CXX=str(compiler), SPHERET_CACHE=str(cache))
     assert name == "cpp" and calls(compiler) == 1
-    assert warned == 1 and "built for this process alone" in text and str(blocked) in text
+    assert warned == 1 and "built for this process only" in text and str(blocked) in text
 
 
 def test_without_a_home_it_is_built_for_this_process(compiler: Path, in_new_process: NewProcess) -> None:
