@@ -60,6 +60,7 @@ class Keel(Connection):
         if self.outer is None:
             return h + f
         dtype = compute_dtype(h, f)
+        # One operation: alpha * h on its own would write another tensor of the size of h.
         return self.outer(torch.add(f.to(dtype), h.to(dtype), alpha=self.alpha))
 
     def extra_repr(self) -> str:

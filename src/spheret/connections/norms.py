@@ -70,7 +70,9 @@ class Float32Norm(Float32Module):
     def __init__(self, kind: NormKind, dim: int, *, eps: float = EPS) -> None:
         super().__init__()
         self.norm = build_norm(kind, dim, eps=eps)
-        self.norm.to(torch.promote_types(torch.get_default_dtype(), torch.float32))  # the default may be bfloat16
+        dtype = torch.get_default_dtype()
+        if torch.finfo(dtype).bits < 32:  # not always: fake tensors cannot be converted in place
+            self.norm.to(torch.float32)
 
     def reset_parameters(self) -> None:
         self.norm.reset_parameters()
