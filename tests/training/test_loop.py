@@ -58,6 +58,11 @@ def test_a_run_learns_and_its_folder_tells_the_story(finished: tuple[TrainConfig
     assert [line["step"] for line in lines] == [1, 7, 14, 20, 21, 28, 35, 40, 42, 49, 56, 60]
     assert [line["step"] for line in lines if "val_loss" in line] == [20, 40, 60]
     assert [line["lr"] for line in lines] == [config.lr_at(line["step"] - 1) for line in lines]
+    followed = [line["connections"] for line in lines if "val_loss" in line]
+    assert all(list(c) == ["alpha", "p", "angle_deg", "saturation", "skip_gain"] for c in followed)
+    assert all(len(values) == 2 * config.model.n_layer for c in followed for values in c.values())
+    assert followed[0]["alpha"] != followed[-1]["alpha"] and "connections" not in lines[0]
+    assert followed[-1]["angle_deg"] == read(out, "diagnostics.json")["angle_deg"]
     assert {"tokens", "loss", "grad_norm", "tokens_per_s", "elapsed_s"} <= set(lines[0])
 
 

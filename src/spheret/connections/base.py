@@ -82,6 +82,11 @@ class Connection(nn.Module, ABC):
         """Roles of the parameters that this module owns directly. They are never decayed."""
         return {name: ParameterRole(decay=False) for name, _ in self.named_parameters(recurse=False)}
 
+    def scalars(self) -> dict[str, float]:
+        """The numbers that this connection has learned or was given, for diagnostics; every connection of a scheme
+        returns the same keys."""
+        return {}
+
     @torch.no_grad()
     def stats(self, h: Tensor, f: Tensor, out: Tensor) -> dict[str, Tensor]:
         """Row statistics for diagnostics, each (...).

@@ -152,6 +152,21 @@ class SpheretNorm(Connection):
             return f
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
 
+    @torch.no_grad()
+    def scalars(self) -> dict[str, float]:
+        """``alpha`` without lambda_l, the ``step_size`` alpha lambda_l, and the exponent ``p``."""
+        return {"alpha": float(self.step.alpha()), "step_size": float(self.step()), "p": float(self.current_p())}
+
+    @torch.no_grad()
+    def stats(self, h: Tensor, f: Tensor, out: Tensor) -> dict[str, Tensor]:
+        """As for every connection, and ``saturation``: the angle as a share of the largest that p allows,
+        ``theta / (p pi/2)``. At 1 a larger update turns the hidden state no further; at p = inf it is 0."""
+        measured = super().stats(h, f, out)
+        dtype = compute_dtype(h, f)
+        beta = rows(h.to(dtype), self.update(f).to(dtype), self.step()).beta
+        # theta = p arctan(beta/p), so p cancels. Not from angle_deg, which cannot tell theta from 360 degrees - theta.
+        return measured | {"saturation": (torch.atan(beta / self.current_p()) / (math.pi / 2)).squeeze(-1)}
+
     def forward(self, h: Tensor, f: Tensor, split: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         if not self.project:
             return super().forward(h, f, split)

@@ -27,6 +27,8 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
         ``update_ratio``: |f| / |h|, mean over tokens.
         ``update_cosine``: cosine of f with h, mean over tokens.
         ``skip_gain``: coefficient of h in h', median over tokens; at 0 or below, a token's own signal is lost.
+        ``alpha``, ``step_size``, ``p``: of a sphere connection, its step size without and with lambda_l, and exponent.
+        ``saturation``: of a sphere connection, theta / (p pi/2), mean over tokens; at 1 the cap p pi/2 is reached.
         ``token_cosine``: mean cosine between the hidden states of different tokens; at 1 all tokens look alike.
     """
     rows: dict[str, list[Any]] = {}
@@ -35,6 +37,7 @@ def probe(model: GPT, idx: Tensor) -> dict[str, list[Any]]:
         stats = connection.stats(h, f, out)
         entry: dict[str, Any] = {"layer": layer_idx + 1, "sublayer": sublayer}
         # Median for skip_gain: its least-squares fit gives wild values for tokens whose f is nearly parallel to h.
+        entry |= connection.scalars()
         entry |= {k: float(v.median() if k == "skip_gain" else v.mean()) for k, v in stats.items()}
         entry["token_cosine"] = _mean_cosine(out)
         for key, value in entry.items():

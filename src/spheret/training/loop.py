@@ -57,6 +57,8 @@ OnResume = Callable[[Path], None]
 
 PROBE_WINDOWS = 4
 """Validation windows for the diagnostics: means over this many tokens are steady enough."""
+TRACKED = ("alpha", "p", "angle_deg", "saturation", "skip_gain")
+"""Diagnostics that metrics.jsonl has at every evaluation, one list each with an entry per connection."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +211,15 @@ def train_steps(
         lost = config.on_divergence == "stop" and divergence(state) is not None
         last = lost or state.step == config.total_steps
         evaluation = run.evaluate(state) if last or _due(state.step, config.eval_interval) else None
+        connections = None if evaluation is None else run.probe(state)
         # The first step is always logged, so that a progress display has something to show at once.
         if step == 0 or event or evaluation or _due(state.step, config.log_interval):
             speed = (state.step - logged_step) * config.tokens_per_step / (state.seconds - logged_seconds)
             logged_step, logged_seconds = state.step, state.seconds
             measured = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_s": speed}
             record = metrics_record(run, state, measured, evaluation, event)
+            if connections is not None:
+                record["connections"] = {key: connections[key] for key in TRACKED if key in connections}
             log.write(record)
             if on_log is not None:
                 with stop.listening():
