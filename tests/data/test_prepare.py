@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spheret.data import DataConfig, Dataset, Shard, prepare, sample_batch, write_shard
+from spheret.data import DataConfig, Dataset, Shard, ShardWriter, prepare, sample_batch, settled, write_shard
 from spheret.data.shards import HEADER_BYTES
 from spheret.data.split import decide
 
-AWKWARD = "NUL \0, emoji \U0001f600, CRLF\r\n\r\nempty lines\n\n\n\ttab <|endoftext|>"
+AWKWARD = "NUL \0, emoji \U0001f600, CRLF\r\n\r\nempty lines\n\n\n\ttab <|endof text|>"
 
 
 @pytest.fixture(autouse=True)
@@ -360,3 +360,154 @@ def test_stdlib_is_the_default() -> None:
     assert dataset.name == "stdlib" and dataset.manifest["sources"][0]["revision"].endswith(sys.version.split()[0])
     assert len(dataset.train) > 3e6 and len(dataset.val) > 1e5
     assert dataset.tokenizer.vocab_size == 257
+
+
+def test_separators_and_empty_rows_are_reported(tmp_path: Path) -> None:
+    """A corpus in one file, its documents divided by GPT-2's marker, as many are published."""
+    (tmp_path / "a.txt").write_text("<|endoftext|>\n".join(f"story {i}\n" for i in range(30)))
+    (tmp_path / "b.jsonl").write_text('{"text": null}\n' * 6)
+    lines: list[str] = []
+    dataset = prepare(config(tmp_path / "a.txt", tmp_path / "b.jsonl"), progress=lines.append)
+    assert sorted(documents(dataset.train, dataset) + documents(dataset.val, dataset)) == sorted(
+        ("\n" if i else "") + f"story {i}\n" for i in range(30)
+    )
+    assert {
+        "6 of 7 rows hold no text and are skipped",
+        "1 of 2 files hold no text: b.jsonl",
+        "split at 29 separators <|endoftext|> inside the text",
+    } <= set(lines)
+    assert dataset.manifest["rows"] == {"all": 7, "empty": 6, "separators": 29}
+
+
+def test_files_without_any_text_are_an_error(tmp_path: Path) -> None:
+    for name, content in (("a.txt", b""), ("b.jsonl", b""), ("c.jsonl", b'{"text": ""}\n'), ("d.txt", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"no text in {name}"):
+            prepare(config(tmp_path / name))
+
+
+@pytest.mark.parametrize("how", ["append", "replace"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(corpus: Path, cache: Path, how: str) -> None:
+    status = corpus.stat()
+
+    def meanwhile(line: str) -> None:
+        if line.startswith("reading"):
+            rows = corpus.read_text()
+            if how == "append":
+                corpus.write_text(rows + '{"text": "one more"}\n')
+            else:  # as long as before, with the old time
+                corpus.write_text(rows.replace("square 9", "square 8"))
+                os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    with pytest.raises(ValueError, match=r"rows\.jsonl changed while it was read"):
+        prepare(config(corpus), progress=meanwhile)
+    assert list(cache.iterdir()) == []
+    prepare(config(corpus)).verify()
+
+
+def test_a_touched_file_is_not_a_changed_one(corpus: Path) -> None:
+    prepare(config(corpus), progress=lambda line: corpus.touch() if line.startswith("reading") else None)
+
+
+def test_out_may_be_a_link_or_the_current_folder(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, link, here = tmp_path / "disk", tmp_path / "link", tmp_path / "here"
+    disk.mkdir()
+    here.mkdir()
+    link.symlink_to(disk)
+    prepare(config(corpus), out=link).verify()
+    assert link.is_symlink() and sorted(path.name for path in disk.iterdir()) == [
+        "manifest.json", "train.shard", "val.shard"
+    ]  # fmt: skip
+    damage(disk / "train.shard")
+    prepare(config(corpus), out=link).verify()
+    assert link.is_symlink()
+    monkeypatch.chdir(here)
+    prepare(config(corpus), out=".").verify()
+    (tmp_path / "later").symlink_to(tmp_path / "made")
+    prepare(config(corpus), out=tmp_path / "later").verify()
+    assert (tmp_path / "made").is_dir() and (tmp_path / "later").is_symlink()
+
+
+def test_a_preparation_at_work_is_not_swept_away(corpus: Path, cache: Path) -> None:
+    """However old its folder looks: a corpus may take days."""
+
+    def meanwhile(line: str) -> None:
+        if line.startswith("reading"):
+            (mine,) = cache.iterdir()
+            os.utime(mine, (0, 0))
+            prepare(config(corpus, split_seed=1))
+
+    prepare(config(corpus), progress=meanwhile).verify()
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("how", ["a file", "no home", "full"])
+def test_a_cache_that_cannot_be_used_is_replaced(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    reason = "cannot write to .*file"
+    if how == "a file":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "file"))
+    elif how == "no home":
+        monkeypatch.delenv("SPHERET_CACHE")
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+        reason = "home"
+    else:
+        full = Path("/dev/full")
+        if not full.exists():
+            pytest.skip("no /dev/full")
+        writes = ShardWriter.__enter__
+
+        def enter(writer: ShardWriter) -> ShardWriter:
+            """A shard on a full disk, in the cache alone."""
+            if str(tmp_path / "cache") not in str(writer.path):
+                return writes(writer)
+            writer._temporary.symlink_to(full)
+            return writes(writer)
+
+        monkeypatch.setattr(ShardWriter, "__enter__", enter)
+        reason = "no space left in .*cache"
+    with pytest.warns(UserWarning, match=f"no cache for prepared data.*{reason}"):
+        dataset = prepare(config(corpus))
+    dataset.verify()
+    assert (tmp_path / "tmp") in dataset.path.parents
+
+
+def test_prepared_data_is_a_corpus(corpus: Path, tmp_path: Path, cache: Path) -> None:
+    shards = tmp_path / "shards"
+    made = prepare(config(corpus, tokenizer="bpe:300", val_fraction=0.2), out=shards)
+    corpus.unlink()
+    opened = prepare(config(shards))
+    assert (opened.fingerprint, opened.path) == (made.fingerprint, shards) and not cache.exists()
+    assert settled(config(shards)) == config(shards, tokenizer="bpe:300", val_fraction=0.2)
+    assert settled(config(shards, tokenizer="bpe:300")).val_fraction == 0.2
+    for wrong in ({"tokenizer": "bpe:400"}, {"val_fraction": 0.3}, {"split_seed": 4}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*shards was prepared with"):
+            prepare(config(shards, **wrong))
+    with pytest.raises(ValueError, match="stands alone"):
+        prepare(config(shards, tmp_path))
+    with pytest.raises(ValueError, match="prepared already"):
+        prepare(config(shards), out=tmp_path / "again")
+    damage(shards / "val.shard")
+    with pytest.raises(ValueError, match=r"val\.shard is damaged"):
+        prepare(config(shards))
+
+
+def test_a_full_disk_names_the_folder(corpus: Path, tmp_path: Path) -> None:
+    """In a process whose files may have 4 KiB: the same path through the code, with another number."""
+    code = (
+        "import errno, resource, signal, sys; from spheret.data import DataConfig, prepare, cache\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); cache._NO_SPACE = (errno.EFBIG,)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
+        "prepare(DataConfig(data=(sys.argv[1],)), out=sys.argv[2])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(corpus), str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "OSError: no space left in" in done.stderr and "another --out" in done.stderr
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*.tmp"))

@@ -29,7 +29,7 @@ class PrepareCommand:
     """
 
     data: tuple[str, ...] = DataConfig.data
-    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
+    """Corpus: stdlib (Python's own source), .txt, .jsonl, .json or .parquet files, or folders of them."""
     tokenizer: str = DataConfig.tokenizer
     """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
     text_column: str = DataConfig.text_column

@@ -1,23 +1,73 @@
-"""The cache of prepared data: find an intact folder, and move a finished one into place in one atomic step."""
+"""The cache of prepared data: find an intact folder, and move a finished one into place in one atomic step.
+
+A preparation writes into a temporary folder and holds the lock in it, so that another can tell it from the leftovers of
+one that was killed.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from spheret.data.dataset import MANIFEST, TRAIN, VAL, Dataset
 from spheret.data.tokenization.build import FILE_NAME
 
-# Longer than any preparation should take: a younger temporary folder may belong to a process that still writes.
-_ABANDONED_AFTER_SECONDS = 24 * 3600
+_LOCK = ".lock"
+# Between making its folder and locking it, a preparation looks abandoned.
+_YOUNG_SECONDS = 60
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def cache_folder(cache: str | None = None) -> Path:
-    """The folder ``datasets`` in ``cache``, else in ``$SPHERET_CACHE``, else in ``~/.cache/spheret``."""
+    """The folder ``datasets`` in ``cache``, else in ``$SPHERET_CACHE``, else in ``~/.cache/spheret``.
+
+    Raises RuntimeError if that is in a home folder and there is none.
+    """
     return Path(cache or os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "datasets"
+
+
+def spare_folder() -> Path:
+    """A cache in the system's temporary folder, for a process whose own cache cannot be used."""
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"spheret-{user}" / "datasets"
+
+
+class UnusableFolder(OSError):
+    """A folder that cannot be written, or whose file system is full."""
+
+
+@contextmanager
+def working_folder(parent: Path, fingerprint: str) -> Iterator[Path]:
+    """A new temporary folder in ``parent``, locked while the ``with`` block runs and removed after it.
+
+    Raises UnusableFolder if ``parent`` cannot be made or written, or the space runs out.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{fingerprint}.", suffix=".tmp", dir=parent))
+        lock = FileLock(temporary / _LOCK)
+        lock.acquire()
+    except OSError as error:
+        raise UnusableFolder(f"cannot write to {parent} ({error.strerror or error})") from error
+    try:
+        yield temporary
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise UnusableFolder(f"no space left in {parent}") from error
+    finally:
+        lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
@@ -30,11 +80,22 @@ def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
     return dataset if dataset.fingerprint == fingerprint else None
 
 
+def publish_into(temporary: Path, target: Path) -> None:
+    """Moves the files of ``temporary``, a folder inside ``target``, up into it; the manifest, which makes them a data
+    set, comes last."""
+    (target / MANIFEST).unlink(missing_ok=True)
+    for name in (FILE_NAME, TRAIN, VAL, MANIFEST):
+        if (temporary / name).exists():
+            os.replace(temporary / name, target / name)
+
+
 def publish(temporary: Path, target: Path, fingerprint: str) -> None:
     """Renames the finished folder ``temporary`` to ``target``; keeps an intact data set that is already there.
 
     Raises OSError if the target cannot be replaced.
     """
+    with suppress(OSError):  # the lock stays held without its file; elsewhere than on Unix the file stays too
+        (temporary / _LOCK).unlink()
     # Several processes may find the same damaged folder and race to replace it, so the rename may fail more than once.
     for attempt in range(10):
         try:
@@ -58,8 +119,12 @@ def publish(temporary: Path, target: Path, fingerprint: str) -> None:
 def refuse_foreign(folder: Path, fingerprint: str) -> None:
     """Raises FileExistsError if ``folder`` holds anything but files of the data set ``fingerprint``."""
     # `publish` deletes a damaged target. It must never delete a user's own files.
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
         return
+    if folder.is_dir():
+        sweep(folder)
+        if not any(folder.iterdir()):
+            return
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("fingerprint")
     except (OSError, ValueError, AttributeError):
@@ -69,16 +134,18 @@ def refuse_foreign(folder: Path, fingerprint: str) -> None:
         raise FileExistsError(
             f"{folder} holds {what}, but this data set is {fingerprint}: give a new folder or empty that one"
         )
-    own = {MANIFEST, TRAIN, VAL, FILE_NAME}
+    own = {MANIFEST, TRAIN, VAL, FILE_NAME, _LOCK}
     if foreign := sorted(path.name for path in folder.iterdir() if path.name not in own):
         raise FileExistsError(f"{folder} holds {foreign} beside a data set: give a new folder or move them away")
 
 
 def sweep(folder: Path) -> None:
-    """Removes temporary folders in the cache whose process was killed more than a day ago."""
+    """Removes the temporary folders of preparations that were killed."""
     for path in folder.glob(".*.tmp"):
         try:
-            if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+            if not path.is_dir() or time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            with FileLock(path / _LOCK, timeout=0):  # a process that works in the folder holds it
                 shutil.rmtree(path, ignore_errors=True)
-        except FileNotFoundError:
-            continue  # another process removed it first
+        except (OSError, Timeout):
+            continue  # at work, gone, or another user's

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spheret.connections import parse_scheme
-from spheret.data import DataConfig
+from spheret.data import DataConfig, settled
 from spheret.models import GPTConfig
 from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_settings
 from spheret.training.optimizer import ScheduleKind
@@ -26,7 +26,7 @@ class RunSettings:
     """Model, data and budget of a run, without scheme, learning rate and seed."""
 
     data: tuple[str, ...] = DataConfig.data
-    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
+    """Corpus: stdlib (Python's own source), .txt, .jsonl, .json, .parquet files, folders of them, or prepared data."""
     tokenizer: str = DataConfig.tokenizer
     """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
     vocab_multiple: int = 1
@@ -98,9 +98,11 @@ class RunSettings:
 
     @property
     def data_config(self) -> DataConfig:
-        """Corpus, tokenizer and split."""
-        return DataConfig(
-            data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+        """Corpus, tokenizer and split; of prepared data, those that it was prepared with."""
+        return settled(
+            DataConfig(
+                data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+            )
         )
 
     def train_config(

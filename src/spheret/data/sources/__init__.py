@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from spheret.data.sources.resolve import KINDS, Source, read_documents, resolve
+from spheret.data.sources.opening import KINDS
+from spheret.data.sources.resolve import SEPARATOR, Census, Source, counted, listed, read_documents, resolve
 
-__all__ = ["KINDS", "Source", "read_documents", "resolve"]
+__all__ = ["KINDS", "SEPARATOR", "Census", "Source", "counted", "listed", "read_documents", "resolve"]
