@@ -37,9 +37,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> CompareConfig:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def surroundings(new_cache: Callable[[], Path]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPHERET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SPHERET_CACHE", str(new_cache()))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
