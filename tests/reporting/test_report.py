@@ -211,15 +211,6 @@ def test_save_plots_of_nothing_makes_the_folder(tmp_path: Path) -> None:
     assert save_plots([], tmp_path / "new") == [] and (tmp_path / "new").is_dir()
 
 
-def test_import_loads_no_optional_library() -> None:
-    code = (
-        "import sys, spheret.reporting, spheret.reporting.report, spheret.reporting.curves\n"
-        "raise SystemExit(', '.join({'matplotlib', 'jinja2', 'scipy', 'markupsafe'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
 def test_missing_library_names_the_extra(make_comparison, monkeypatch: pytest.MonkeyPatch, library: str) -> None:  # type: ignore[no-untyped-def]
     folder = make_comparison()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def test_a_second_training_run_into_a_folder_is_refused_and_changes_nothing(
     try:
         while len(read_metrics(tmp_path)) < 3:
             assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
         stored = (tmp_path / "config.json").read_bytes()
         for resume in (False, True):
             with pytest.raises(RunBusy, match=f"another process is training into {tmp_path}"):
