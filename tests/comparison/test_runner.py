@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,21 @@ def test_an_exit_is_explained(tmp_path: Path) -> None:
 def test_a_damaged_result_counts_as_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(content)
     assert ended_result(tmp_path) is None
+
+
+def test_every_module_that_the_server_preloads_exists() -> None:
+    """The server passes over a name that it cannot import, and every run then imports or misses what it stands for."""
+    if sys.platform == "win32":
+        pytest.skip("no server there")
+    context = process_context()
+    preloaded = [name for name in forkserver._forkserver._preload_modules if name != "__main__"]
+    assert preloaded and all(importlib.util.find_spec(name) for name in preloaded)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        assert set(preloaded) <= set(pool.submit(loaded_modules).result())
+
+
+def loaded_modules() -> list[str]:
+    return list(sys.modules)
 
 
 def test_a_worker_runs_the_kernels_of_the_benchmarks() -> None:

@@ -26,6 +26,9 @@ def tensors(*shape: int, device: str, dtypes: tuple[torch.dtype, ...] = (F32, F3
     return [torch.randn(*shape, generator=generator, dtype=F64).to(device, dtype) for dtype in dtypes]
 
 
+# Connections of the tests of drift: a hundred show what a thousand do, and the interpreter takes its time.
+IN_A_ROW = 1000 if torch.cuda.is_available() else 100
+
 Value = float | Tensor | None
 
 
@@ -303,12 +306,12 @@ def test_a_gradient_of_p_that_nobody_wants_is_not_computed(launch: ModuleType, d
 
 @pytest.mark.slow
 def test_connections_in_a_row_do_not_drift(launch: ModuleType, device: str) -> None:
-    count = 1000
+    count = IN_A_ROW
     h, *updates = tensors(count + 1, 64 if device == "cuda" else 4, 64, device=device)[0]
     start = h.norm(dim=-1)
     for f in updates:
         h = forward(launch, h, f, 0.3, 1.0)
-    assert float((h.norm(dim=-1) / start - 1).abs().max()) < 1e-5
+    assert float((h.norm(dim=-1) / start - 1).abs().max()) < 1e-8 * count
 
 
 @pytest.mark.slow
@@ -316,7 +319,7 @@ def test_connections_in_a_row_do_not_drift(launch: ModuleType, device: str) -> N
 def test_drift_of_a_bfloat16_stream(launch: ModuleType, device: str, radius: float | None, limit: float) -> None:
     """Rounding the stream makes its norm walk, unless a radius is given. Rounded here, to nearest, since the
     interpreter's own conversion truncates."""
-    count = 1000
+    count = IN_A_ROW
     h, *updates = tensors(count + 1, 64 if device == "cuda" else 1, 768, device=device)[0].bfloat16()
     start = h.float().norm(dim=-1) if radius is None else radius
     for f in updates:

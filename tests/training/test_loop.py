@@ -190,15 +190,15 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("side", ["train", "val"])
+@pytest.mark.parametrize(("side", "place"), [("train", slice(None)), ("val", slice(None)), ("train", 77), ("val", 0)])
 def test_ids_that_do_not_fit_are_refused_before_anything_is_written(
-    side: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
+    side: str, place: slice | int, tiny: Tiny, tmp_path: Path, dataset: Dataset
 ) -> None:
+    """The header says one vocabulary, the ids are of another; also where a single one is, and never a target."""
     shard = getattr(dataset, side)
-    # The header says one vocabulary, the ids are of another.
-    (tmp_path / "bad.shard").write_bytes(
-        shard.path.read_bytes()[:HEADER_BYTES] + np.full(len(shard), 299, "<u2").tobytes()
-    )
+    ids = np.array(shard.tokens)
+    ids[place] = 299
+    (tmp_path / "bad.shard").write_bytes(shard.path.read_bytes()[:HEADER_BYTES] + ids.tobytes())
     bad = replace(dataset, **{side: replace(shard, path=tmp_path / "bad.shard")})
     with pytest.raises(ValueError, match=r"299\b.*vocabulary (of|has) 257"):
         train(tiny(), tmp_path / "run", dataset=bad)

@@ -46,10 +46,15 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
     assert os.listdir(tmp_path) == ["run.json"], "nothing temporary is left"
 
 
-def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
+def test_written_files_have_the_usual_permissions(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
     write_bytes(tmp_path / "ours", b"x")
     (tmp_path / "plain").write_bytes(b"x")
-    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    usual = (tmp_path / "plain").stat().st_mode
+    assert (tmp_path / "ours").stat().st_mode == usual
+    train(tiny(), tmp_path / "run", dataset=dataset)
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {"model.safetensors", "state.pt", "run.json", "metrics.jsonl"} <= set(modes)
+    assert {name for name, mode in modes.items() if mode != usual} == set()
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
     temporary.mkdir(parents=True)
     safetensors.torch.save_model(state.model, str(temporary / WEIGHTS))
     torch.save({"format": FORMAT, "fingerprint": fingerprint, **state.extras()}, temporary / STATE)
+    shutil.copymode(temporary / STATE, temporary / WEIGHTS)  # safetensors' file is readable by its owner alone
     write_json(temporary / CONFIG, config_to_dict(config))
     _flush(temporary)
     os.replace(temporary, target)
