@@ -147,6 +147,48 @@ def test_parameters_are_counted(spheret: Any, scheme: str, parameters: str) -> N
     assert re.search(rf"^parameters +{re.escape(parameters)}", out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "caution"),
+    [
+        ("proj", ""),
+        ("cay", ""),
+        ("pre-ln", ""),
+        ("geonorm", "Because p > 2, a large step (beta > 3.14) rotates the hidden state past its antipode."),
+        ("spheret:p=4", "Because p > 2, a large step (beta > 4) rotates the hidden state past its antipode."),
+        ("spheret:p=learn", "A learned p can grow above 2."),
+    ],
+)
+def test_a_scheme_whose_steps_can_pass_the_antipode_says_so(
+    scheme: str, caution: str, spheret: Any, tiny: list[str]
+) -> None:
+    _, explained, _ = spheret(f"schemes {scheme}")
+    assert (
+        re.search(rf"^caution +{re.escape(caution)}", explained, re.MULTILINE)
+        if caution
+        else "caution" not in explained
+    )
+    code, trained, _ = spheret(f"train --scheme {scheme} --steps 2 --out run", *tiny)
+    assert code == 0
+    if not caution:
+        assert "Caution" not in trained
+        return
+    assert trained.startswith(f"Caution, {scheme}: {caution}") and trained.count("Caution") == 1
+
+
+def test_a_comparison_says_each_caution_once(spheret: Any) -> None:
+    names = "pre-ln geonorm spheret:p=learn spheret:p=learn-per-layer"
+    code, out, _ = spheret(f"compare --schemes {names} --data nowhere.txt")  # said before the corpus is prepared
+    first, *cautions = out.splitlines()
+    assert code == 2 and first.startswith("Comparing") and len(cautions) == 2
+    assert cautions[0].startswith("Caution, geonorm: Because")
+    assert cautions[1].startswith("Caution, spheret:p=learn, spheret:p=learn-per-layer: A learned p")
+
+
+def test_the_list_of_schemes_holds_the_cautions(spheret: Any) -> None:
+    _, out, _ = spheret("schemes")
+    assert out.count("    caution") == 2 and re.search(r"caution +Because p > 2", out.partition("gpt-qknorm")[0])
+
+
 @pytest.mark.parametrize("scheme", list_schemes())
 def test_every_option_has_a_meaning(spheret: Any, scheme: str) -> None:
     _, out, _ = spheret(f"schemes {scheme}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from builders import batch, build, connections
 
-from spheret.connections import CaySpheretNorm, GeoNorm, ProjSpheretNorm, SpheretNorm, build_connection
+from spheret.connections import CaySpheretNorm, GeoNorm, ProjSpheretNorm, SpheretNorm, build_connection, parse_scheme
 from spheret.geometry import LOG_P_RANGE
 from spheret.kernels import retract
 from spheret.models import GPT
@@ -200,6 +201,17 @@ def test_final_norm_can_be_left_out() -> None:
     assert not [name for name, _ in model.named_parameters() if "final_norm" in name]
     h = torch.randn(2, 32)
     assert torch.equal(model.stream.exit(h), h)
+
+
+@pytest.mark.parametrize("p", [2.5, 3.0, 4.0, 16.0, math.inf])
+def test_the_caution_names_the_step_that_reaches_the_antipode(p: float) -> None:
+    (found,) = re.findall(r"beta > ([\d.]+)", parse_scheme(f"spheret:p={p:g}").caution)
+    h = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    sides = [
+        float(retract(h, torch.tensor([0.0, share * float(found)], dtype=torch.float64), alpha=1.0, p=p)[1])
+        for share in (0.99, 1.01)
+    ]
+    assert sides[0] > 0 > sides[1]
 
 
 def test_named_classes_are_their_exponents() -> None:

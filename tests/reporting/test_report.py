@@ -251,6 +251,55 @@ def test_a_diverged_run_shows_its_last_finite_loss_and_qualifies_the_claim(make_
     assert "(1 of 3 runs diverged)" in text.partition("How to read this")[0].partition("bits/byte")[2]
 
 
+class Parts(HTMLParser):
+    """The words of a page that a browser may break at a hyphen: those outside of spans that do not wrap."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.whole, self.breakable, self._depth = [], [], 0  # type: ignore[var-annotated]
+        self.feed(text.partition("</style>")[2])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._depth += tag == "span" and ("class", "w") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self._depth = 0 if tag == "span" else self._depth
+
+    def handle_data(self, data: str) -> None:
+        (self.whole if self._depth else self.breakable).extend(re.findall(r"[^\s:,/]*-[a-z][^\s:,/]*", data))
+
+
+def test_no_flag_and_no_name_parts_at_its_hyphen(make_comparison, kind) -> None:  # type: ignore[no-untyped-def]
+    long = "spheret:p=0.5,alpha=0.3,decay=inv-sqrt,update-norm=rms,final-norm=none"
+    folder = make_comparison([kind("pre-ln", 1.4), kind(long, 1.4), kind("spheret:p=learn-per-layer", 1.4)])
+    results = load_results(folder)
+    results["settings"]["note"] = "as pre-ln"
+    results["verdict"] += f"\nNote: Widen it with `--lrs 0.1`, and more `--seeds` for {long}."
+    html = render_html(results, all_plots(load_comparison(folder)))
+    assert ".w { white-space: nowrap; }" in html
+    parts = Parts(html)
+    assert not {word for word in parts.breakable if re.search("pre-ln|norm|--|sqrt|learn", word)}
+    assert {"pre-ln", "--seeds", "--lrs", "--schemes", "update-norm=rms", "p=learn-per-layer"} <= set(parts.whole)
+    assert long in Page(html).text, "no character is lost"
+
+
+def test_settings_that_schemes_set_for_themselves_are_shown_for_each(make_comparison) -> None:  # type: ignore[no-untyped-def]
+    results = load_results(make_comparison())
+    results["settings"] |= {"weight_decay": 0.1, "warmup_steps": 200}
+    for entry in results["schemes"]:
+        own = entry["scheme"] == "ngpt"
+        entry |= {"weight_decay": 0.0 if own else 0.1, "warmup_steps": 200, "rates": [0.006] if own else [0.001]}
+    text = Page(render_html(results, [])).text.partition("Setup")[2]
+    others = "(pre-ln, spheret:p=1, spheret:p=0.5,alpha=1, geonorm, post-ln)"
+    assert f"weight_decay0.1 {others}; 0 (ngpt)" in text and f"lrs0.001 {others}; 0.006 (ngpt)" in text
+    assert re.search(r"warmup_steps200\s", text)
+
+
+def test_intervals_do_not_part(make_comparison) -> None:  # type: ignore[no-untyped-def]
+    html = render_html(load_results(make_comparison()), [])
+    assert re.search(r"nats/token \[\S+,\N{NO-BREAK SPACE}\S+\]", html)
+
+
 # A notebook's backend, which may not be installed, and settings of size, lines and fonts; and what cannot even be read.
 SURROUNDINGS = {
     "plain": ("", ""),

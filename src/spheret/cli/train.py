@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spheret.cli.console import UsageError, duration, flags_checked, output, say
+from spheret.cli.schemes import say_cautions
 from spheret.connections import canonical_name
 from spheret.data import DataConfig, prepare
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
@@ -110,6 +111,7 @@ def run(command: TrainCommand) -> int:
     # Both checks come before the corpus is prepared, which may take long.
     _check_folder(command)
     check_buildable(command.config(vocab_size=1))
+    say_cautions(console, [command.scheme])
     dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)
