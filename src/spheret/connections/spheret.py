@@ -208,7 +208,9 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, alpha).beta, p)
     moved = cos * x + sinc * alpha * y
-    return scale_norm(moved, norm(x) if radius is None else radius)
+    # The norm of h in float64: rounded to float32 it comes out low more often than high just below a power of two,
+    # where sqrt(d) may be, and a thousand connections add that up.
+    return scale_norm(moved, norm(x.double()) if radius is None else radius).to(dtype)
 
 
 class SphereStream(Stream):
