@@ -91,12 +91,71 @@ def test_wrong_encoding_names_file_and_position(tmp_path: Path, prefix: bytes) -
 
 @pytest.mark.parametrize(
     ("codec", "named"),
-    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"), ("utf-32", "UTF-32")],
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
+        ("utf-32", "UTF-32"),
+        ("utf-32-le", "UTF-32LE"),
+        ("utf-32-be", "UTF-32BE"),
+    ],
 )
 def test_utf_16_is_named_with_and_without_its_mark(tmp_path: Path, codec: str, named: str) -> None:
     (tmp_path / "wide.txt").write_bytes("caf\u00e9 au lait, and more of it".encode(codec))
     with pytest.raises(ValueError, match=rf"wide\.txt looks like {named}, .*iconv -f {named} -t UTF-8 wide\.txt"):
         read(tmp_path / "wide.txt")
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Все счастливые семьи похожи друг на друга",  # noqa: RUF001
+        "Όλες οι ευτυχισμένες οικογένειες μοιάζουν",  # noqa: RUF001
+        "सभी सुखी परिवार एक जैसे होते हैं",
+        "ทุกครอบครัวที่มีความสุข ล้วนเหมือนกัน",
+        "所有幸福的家庭都相似,每个不幸的家庭各有各的不幸。",
+        "幸福な家庭はすべて互いに似かよったものである、\n",
+        "행복한 가정은 모두 비슷하다\n",
+    ],
+)
+def test_utf_16_of_any_script_is_named(tmp_path: Path, text: str, codec: str) -> None:
+    """Some of it is valid UTF-8: in Russian, every byte is below 0x80."""
+    (tmp_path / "wide.txt").write_bytes((text * 4).encode(codec))
+    encoding = codec.upper().replace("-LE", "LE").replace("-BE", "BE")
+    with pytest.raises(ValueError, match=rf"wide\.txt .*iconv -f {encoding} -t UTF-8 wide\.txt"):
+        read(tmp_path / "wide.txt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1\n0\n" * 20, "\n" * 40, "\t1" * 40, "a\0b\0\n", "\0" * 6, "é\n" * 20, "说。\n" * 20],
+)
+def test_short_lines_and_control_characters_are_utf_8(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text, newline="")
+    assert read(tmp_path / "a.txt") == [text]
+
+
+@pytest.mark.parametrize(
+    "text", ["Toutes les familles heureuses se ressemblent, dit Tolstoï à Léon.\n" * 9, "é à\r\n" * 9]
+)
+def test_latin_1_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match="iconv -f LATIN1"):
+        read(tmp_path / "a.txt")
+
+
+def test_a_large_file_is_cut_at_separators(tmp_path: Path) -> None:
+    """One without line ends, too, and never inside a separator."""
+    for end in ("", "\n"):
+        stories = [f"story {i} {'of length ' * (i % 7)}{end}" for i in range(200)]
+        (tmp_path / "a.txt").write_text("<|endoftext|>".join(stories))
+        parts = list(read_text(tmp_path / "a.txt", 300, 150))
+        assert [text for part in parts for text in part.split("<|endoftext|>") if text] == stories
+    for before in range(130, 160):  # the separator lies across the end of the first part
+        (tmp_path / "a.txt").write_text(f"{'x' * before}<|endoftext|>{'y' * 200}")
+        texts = [text for part in read_text(tmp_path / "a.txt", 300, 150) for text in part.split("<|endoftext|>")]
+        assert not any(set(text) - set("xy") for text in texts)
 
 
 def test_wrong_encoding_far_into_a_file(tmp_path: Path) -> None:
@@ -236,6 +295,29 @@ def test_every_readable_file_of_a_folder_is_read(tmp_path: Path) -> None:
     (source,) = resolve([str(tmp_path)])
     assert list(source.documents("text")) == ["a", "b", "c", "d"]
     assert str(source.notice()).endswith("2 entries: e.csv (unknown kind), settings.json (no rows with 'text')")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("b.json", b'[{"text": "x"}, {"text": "y"'),
+        ("b.json", '[{"text": "x"}]'.encode("utf-16")),
+        ("b.json.gz", gzip.compress(json.dumps([{"text": f"row {i}"} for i in range(999)]).encode())[:-40]),
+    ],
+)
+def test_a_damaged_json_file_in_a_folder_stops(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl({"text": "a"}))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"b\.json{'.*decompressed' if 'gz' in name else ''}"):
+        list(resolve([str(tmp_path)])[0].documents("text"))
+
+
+@pytest.mark.parametrize("content", ['{"a": 1, // a comment\n}', '{"style": {"text": 3}}', '[{"text": 3}]', '"text"'])
+def test_settings_in_a_folder_are_left_out(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "settings.json").write_text(content)
+    (source,) = resolve([str(tmp_path)])
+    assert source.left_out == (("settings.json", "no rows with 'text'"),)
 
 
 def test_many_files_left_out_are_counted(tmp_path: Path) -> None:

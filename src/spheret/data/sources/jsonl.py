@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spheret.data.sources.opening import open_bytes
+from spheret.data.sources.opening import DamagedFile, open_bytes
 from spheret.data.sources.text import other_encoding
+
+_LOOKED_AT = 2**16  # bytes at the start of a damaged file
 
 
 def read_jsonl(path: Path, column: str) -> Iterator[str]:
@@ -45,11 +47,25 @@ def read_json(path: Path, column: str) -> Iterator[str]:
 
 
 def holds_rows(path: Path, column: str) -> bool:
-    """Whether the first row of a .json file has text in ``column``: many such files are settings, not corpora."""
+    """Whether the first row of a .json file has text in ``column``: many such files are settings, not corpora.
+
+    True for a damaged file that mentions ``column`` or cannot be decompressed: reading it raises the error.
+    """
     try:
         return next(read_json(path, column), None) is not None
+    except DamagedFile:
+        return _mentions(path, column)
     except ValueError:
         return False
+
+
+def _mentions(path: Path, column: str) -> bool:
+    try:
+        with open_bytes(path) as file:
+            start = file.read(_LOOKED_AT)
+    except DamagedFile:
+        return True
+    return json.dumps(column).encode() in start.replace(b"\0", b"")  # without its zeros, UTF-16 reads like ASCII
 
 
 def _is_json(line: bytes) -> bool:
@@ -61,21 +77,22 @@ def _is_json(line: bytes) -> bool:
 
 
 def _parse(raw: bytes, where: str) -> Any:
+    """The value. Raises DamagedFile, which says what is wrong ``where``."""
     try:
         # utf-8-sig drops the byte-order mark that some editors put at the start of a file.
         return json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: byte {error.start} is not UTF-8{_conversion(raw)}") from error
+        raise DamagedFile(f"{where}: byte {error.start} is not UTF-8{_conversion(raw)}") from error
     except json.JSONDecodeError as error:
         if other_encoding(raw):
-            raise ValueError(f"{where}: not UTF-8{_conversion(raw)}") from error
-        raise ValueError(
+            raise DamagedFile(f"{where}: not UTF-8{_conversion(raw)}") from error
+        raise DamagedFile(
             f"{where}: not JSON ({error.msg}, column {error.colno}); every line must be one object"
         ) from error
     except RecursionError as error:
-        raise ValueError(f"{where}: JSON that is nested too deeply to read; flatten or remove it") from error
+        raise DamagedFile(f"{where}: JSON that is nested too deeply to read; flatten or remove it") from error
     except ValueError as error:  # an integer of more digits than Python converts
-        raise ValueError(f"{where}: {error}; write that number as text, or remove it") from error
+        raise DamagedFile(f"{where}: {error}; write that number as text, or remove it") from error
 
 
 def _conversion(raw: bytes) -> str:

@@ -25,6 +25,10 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # after any suffix but .parquet, 
 KNOWN = f"{', '.join(KINDS)}, and {', '.join(COMPRESSIONS)} after any of them but .parquet"
 
 
+class DamagedFile(ValueError):
+    """A file that is not what its suffix says, or not all of it."""
+
+
 def kind_of(path: Path) -> str | None:
     """``text``, ``jsonl``, ``json``, ``parquet``, or None for any other file."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
@@ -38,7 +42,7 @@ def kind_of(path: Path) -> str | None:
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """The decompressed bytes of a file.
 
-    Raises ValueError, naming the file, for a broken archive, also while the ``with`` block reads; ImportError without
+    Raises DamagedFile, naming the file, for a broken archive, also while the ``with`` block reads; ImportError without
     pyarrow, which reads .zst.
     """
     suffix = path.suffix.lower()
@@ -49,7 +53,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if suffix not in COMPRESSIONS:
                 raise
-            raise ValueError(f"{path} cannot be decompressed ({error}): fetch or compress it again") from error
+            raise DamagedFile(f"{path} cannot be decompressed ({error}): fetch or compress it again") from error
 
 
 def _decompressed(raw: IO[bytes], suffix: str, path: Path) -> IO[bytes]:

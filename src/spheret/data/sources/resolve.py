@@ -13,12 +13,10 @@ from spheret.data.sources.jsonl import holds_rows, read_json, read_jsonl
 from spheret.data.sources.opening import KNOWN, kind_of
 from spheret.data.sources.parquet import read_parquet
 from spheret.data.sources.stdlib import stdlib_files, stdlib_revision
-from spheret.data.sources.text import read_text
+from spheret.data.sources.text import SEPARATOR, read_text
 
 # Well-known corpora that are not downloaded here. The error message for these names says what to do instead.
 HUB_NAMES = ("fineweb-edu", "fineweb", "openwebtext")
-# GPT-2's separator. As text in a corpus it stands between documents that were written into one file.
-SEPARATOR = "<|endoftext|>"
 # Files that mark a folder which this package wrote: it is no corpus, even inside one.
 _OWN_FOLDERS = {
     "a run": ("config.json", "metrics.jsonl"),
