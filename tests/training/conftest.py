@@ -56,7 +56,7 @@ def tiny(data_config: DataConfig) -> Callable[..., TrainConfig]:
     def build(scheme: str = "pre-ln", dropout: float = 0.0, **changes: Any) -> TrainConfig:
         model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, scheme=scheme, dropout=dropout)
         settings: dict[str, Any] = {"steps": 6, "batch_size": 4, "eval_windows": 8, "log_interval": 1, "device": "cpu"}
-        return TrainConfig(model=model, data=data_config, **(settings | changes))
+        return TrainConfig(model=model, **({"data": data_config} | settings | changes))
 
     return build
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from spheret.data import Dataset
+from spheret.data import DataConfig, Dataset, prepare
 from spheret.data.shards import HEADER_BYTES
 from spheret.evaluation import evaluate
 from spheret.training import TrainConfig, load_model, read_metrics, read_result, train
@@ -249,3 +249,13 @@ def test_the_validation_windows_are_the_same_for_every_seed(tiny: Tiny, tmp_path
     a, b = (Run.build(tiny(seed=seed), tmp_path, dataset).validation for seed in (1, 2))
     assert np.array_equal(a.y, b.y)
     assert a.unigram_loss == b.unigram_loss
+
+
+def test_prepared_data_settles_the_configuration(tiny: Tiny, data_config: DataConfig, tmp_path: Path) -> None:
+    """config.json names the tokenizer that made the tokens, whatever the default is."""
+    prepare(replace(data_config, tokenizer="bpe:258", val_fraction=0.2), out=tmp_path / "shards")
+    config = tiny(steps=1, data=DataConfig(data=(str(tmp_path / "shards"),)))
+    config = replace(config, model=replace(config.model, vocab_size=258))
+    train(config, tmp_path / "run")
+    stored = read(tmp_path / "run", "config.json")["data"]
+    assert (stored["tokenizer"], stored["val_fraction"]) == ("bpe:258", 0.2)

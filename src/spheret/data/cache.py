@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -22,27 +23,37 @@ from spheret.data.dataset import MANIFEST, TRAIN, VAL, Dataset
 from spheret.data.tokenization.build import FILE_NAME
 
 _LOCK = ".lock"
+_OWN = {MANIFEST, TRAIN, VAL, FILE_NAME, _LOCK}
+# The name that `working_folder` gives. Temporary folders of other programs end in .tmp too.
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.\w+\.tmp(\.damaged\.tmp)?")
+_UNFINISHED = re.compile(r"\..+\.shard\.[0-9a-f]{12}\.tmp")  # the file of a `ShardWriter`
+# Every new ext4 disk has one, so a mount point is never quite empty.
+_OF_THE_DISK = {"lost+found"}
 # Between making its folder and locking it, a preparation looks abandoned.
 _YOUNG_SECONDS = 60
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
+class UnusableFolder(OSError):
+    """A folder that does not exist and cannot be made, cannot be written, or whose file system is full."""
+
+
 def cache_folder(cache: str | None = None) -> Path:
     """The folder ``datasets`` in ``cache``, else in ``$SPHERET_CACHE``, else in ``~/.cache/spheret``.
 
-    Raises RuntimeError if that is in a home folder and there is none.
+    Raises UnusableFolder if that is in a home folder and there is none.
     """
-    return Path(cache or os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser() / "datasets"
+    path = Path(cache or os.environ.get("SPHERET_CACHE") or "~/.cache/spheret")
+    try:
+        return path.expanduser() / "datasets"
+    except RuntimeError as error:
+        raise UnusableFolder(f"{path}: {error}") from error
 
 
 def spare_folder() -> Path:
     """A cache in the system's temporary folder, for a process whose own cache cannot be used."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"spheret-{user}" / "datasets"
-
-
-class UnusableFolder(OSError):
-    """A folder that cannot be written, or whose file system is full."""
 
 
 @contextmanager
@@ -55,10 +66,12 @@ def working_folder(parent: Path, fingerprint: str) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent)
         temporary = Path(tempfile.mkdtemp(prefix=f".{fingerprint}.", suffix=".tmp", dir=parent))
-        lock = FileLock(temporary / _LOCK)
-        lock.acquire()
     except OSError as error:
         raise UnusableFolder(f"cannot write to {parent} ({error.strerror or error})") from error
+    lock = FileLock(temporary / _LOCK)
+    # Some file systems of clusters know no locks. Nobody can get this one there, so nobody sweeps the folder away.
+    with suppress(OSError, NotImplementedError):
+        lock.acquire()
     try:
         yield temporary
     except OSError as error:
@@ -77,7 +90,8 @@ def open_sound(folder: Path, fingerprint: str) -> Dataset | None:
         dataset = Dataset.open(folder, verify=True)
     except (OSError, ValueError):
         return None
-    return dataset if dataset.fingerprint == fingerprint else None
+    # Before the manifest counted separators, they were tokenised as text, under the same fingerprint.
+    return dataset if dataset.fingerprint == fingerprint and "rows" in dataset.manifest else None
 
 
 def publish_into(temporary: Path, target: Path) -> None:
@@ -123,7 +137,7 @@ def refuse_foreign(folder: Path, fingerprint: str) -> None:
         return
     if folder.is_dir():
         sweep(folder)
-        if not any(folder.iterdir()):
+        if all(path.name in _OF_THE_DISK for path in folder.iterdir()):
             return
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("fingerprint")
@@ -134,18 +148,23 @@ def refuse_foreign(folder: Path, fingerprint: str) -> None:
         raise FileExistsError(
             f"{folder} holds {what}, but this data set is {fingerprint}: give a new folder or empty that one"
         )
-    own = {MANIFEST, TRAIN, VAL, FILE_NAME, _LOCK}
-    if foreign := sorted(path.name for path in folder.iterdir() if path.name not in own):
+    if foreign := sorted(path.name for path in folder.iterdir() if path.name not in _OWN | _OF_THE_DISK):
         raise FileExistsError(f"{folder} holds {foreign} beside a data set: give a new folder or move them away")
 
 
 def sweep(folder: Path) -> None:
-    """Removes the temporary folders of preparations that were killed."""
+    """Removes the temporary folders of preparations that were killed; nothing else, for ``folder`` may be a user's."""
     for path in folder.glob(".*.tmp"):
         try:
-            if not path.is_dir() or time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
+            if not _is_leftover(path) or time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
                 continue
             with FileLock(path / _LOCK, timeout=0):  # a process that works in the folder holds it
                 shutil.rmtree(path, ignore_errors=True)
-        except (OSError, Timeout):
-            continue  # at work, gone, or another user's
+        except (OSError, Timeout, NotImplementedError):
+            continue  # at work, gone, another user's, or on a file system without locks
+
+
+def _is_leftover(path: Path) -> bool:
+    if not _TEMPORARY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    return all(file.name in _OWN or _UNFINISHED.fullmatch(file.name) for file in path.iterdir())

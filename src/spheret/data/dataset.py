@@ -87,7 +87,12 @@ def shard_folder(config: DataConfig) -> Path | None:
     Raises ValueError if it names prepared data beside something else.
     """
     folders = [Path(entry).expanduser() for entry in config.data]
-    prepared = [folder for folder in folders if (folder / MANIFEST).is_file() and (folder / TRAIN).is_file()]
+    # One shard is enough: with the other missing, the folder is damaged, and no corpus.
+    prepared = [
+        folder
+        for folder in folders
+        if (folder / MANIFEST).is_file() and any((folder / s).is_file() for s in (TRAIN, VAL))
+    ]
     if prepared and len(folders) > 1:
         raise ValueError(
             f"{prepared[0]} is prepared data, which stands alone: give it without {len(folders) - 1} other entries, or "

@@ -11,13 +11,13 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spheret.data import Dataset, prepare, sample_batch
+from spheret.data import Dataset, prepare, sample_batch, settled
 from spheret.diagnostics import Event, probe
 from spheret.evaluation import Evaluation, Validation
 from spheret.training.checkpoint import load_weights, resume_state, save_checkpoint, weights_folder
@@ -150,6 +150,7 @@ def train(
     """
     out = Path(out)
     refuse_ranks()
+    config = replace(config, data=settled(config.data))
     done = finished_result(out) if resume else None
     if done is not None and done.outcome == "finished":
         check_same_config(out, config)
