@@ -123,7 +123,7 @@ def seed_runs(config: CompareConfig, scheme: str, lr: float, vocab_size: int, fi
 def _spec(
     config: CompareConfig, scheme: str, lr: float, seed: int, purpose: Purpose, vocab_size: int, fingerprint: str
 ) -> RunSpec:
-    run = config.train_config(scheme, lr=lr, seed=seed, vocab_size=vocab_size, save_final=False)
+    run = config.train_config(scheme, lr=lr, seed=seed, vocab_size=vocab_size, base=TrainConfig(save_final=False))
     name = f"{_slug(scheme)}-lr{lr:g}-seed{seed}-{_digest(run, fingerprint)}"
     return RunSpec(scheme, lr, seed, purpose, run, config.out / "runs" / name)
 

@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 
 from spheret.models import GPT
-from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
-from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, free_name, other_data, read_json, write_json
+from spheret.training.config import TrainConfig, config_to_dict
+from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, free_name, other_data, read_config, write_json
 from spheret.training.state import STATE_PARTS, TrainState
 
 FORMAT = 1
@@ -177,7 +177,7 @@ def load_model(folder: Path | str) -> GPT:
     FileNotFoundError: there is no complete checkpoint. DamagedCheckpoint: names a file that cannot be read.
     """
     folder = weights_folder(Path(folder))
-    model = GPT(config_from_dict(read_json(folder / CONFIG)).model)
+    model = GPT(read_config(folder).model)
     load_weights(model, folder)
     return model.eval()
 
