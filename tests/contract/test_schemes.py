@@ -219,7 +219,7 @@ def test_blocks_compiled_one_by_one_share_two_graphs(scheme: str) -> None:
     torch._dynamo.reset()
     counter = CompileCounter()
     h = torch.randn(2, 4, 32)
-    for block in build(scheme, n_layer=6).blocks:
+    for block in build(scheme).blocks:
         torch.compile(block, backend=counter, fullgraph=True)(h, h)
     assert counter.frame_count <= 2
 

@@ -274,12 +274,12 @@ def test_concurrent_callers_agree(corpus: Path, cache: Path) -> None:
     )
     arguments = [sys.executable, "-c", code, str(corpus)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    callers = [subprocess.Popen(arguments, **pipes) for _ in range(3)]  # type: ignore[call-overload]
+    callers = [subprocess.Popen(arguments, **pipes) for _ in range(2)]  # type: ignore[call-overload]
     for caller in callers:
         caller.stdin.write("go\n")
         caller.stdin.flush()
     outputs = {caller.communicate()[0] for caller in callers}
-    assert [caller.returncode for caller in callers] == [0, 0, 0]
+    assert [caller.returncode for caller in callers] == [0, 0]
     assert len(outputs) == 1
     assert [entry.name for entry in cache.iterdir()] == [outputs.pop().split()[1]]
 
