@@ -224,7 +224,7 @@ def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "finished at step 20" in out
     code, out, err = spheret(f"{command} --resume --lr 1", *tiny)
-    assert code == 2 and "other values of lr" in err and "continuing" not in out
+    assert code == 2 and "runs/one has --lr 0.025 (not 1.0)" in err and "continuing" not in out
 
 
 @pytest.mark.parametrize("refused", ["--steps 10", "--lr 1", "--seed 3", "--n-layer 2"])
@@ -234,8 +234,8 @@ def test_a_refused_resume_does_not_say_that_it_continues(spheret: Any, tiny: lis
     assert spheret(command, *tiny)[0] == 0
     Path("run/run.json").unlink()
     code, out, err = spheret(f"{command} --resume", *tiny, *refused.split())  # the last of two equal flags counts
-    assert code == 2 and "other values of" in err and "continuing" not in out
-    code, out, _ = spheret(f"{command} --resume", *tiny)
+    assert code == 2 and f"the run in run has {refused.split()[0]} " in err and "continuing" not in out
+    code, out, _ = spheret("train --resume --out run")
     assert code == 0 and "continuing from step_0000020 of 20" in out
 
 
@@ -288,3 +288,20 @@ def test_files_are_written_before_anything_is_printed(
         file.unlink()
     assert spheret("report folder")[0] == 2
     assert all(file.exists() for file in files)
+
+
+def test_resume_needs_the_folder_alone(spheret: Any, tiny: list[str]) -> None:
+    flags = "--scheme spheret:p=0.5 --steps 12 --schedule constant --lr 0.01 --seed 7 --tokenizer bpe:300"
+    command = f"train {flags} --checkpoint-interval 6 --out run"
+    assert spheret(command, *tiny)[0] == 0
+    Path("run/run.json").unlink()
+    before = json.loads(Path("run/config.json").read_text())
+    code, out, err = spheret("train --resume --out run")
+    assert code == 0 and "continuing from step_0000012 of 12" in out, err
+    assert json.loads(Path("run/config.json").read_text()) == before
+    code, out, err = spheret("train --resume --out run --steps 18")
+    assert code == 0 and "finished at step 18" in out, err
+    code, out, err = spheret("train --resume --out run --scheme pre-ln")
+    assert code == 2 and "the run in run has --scheme 'spheret:p=0.5' (not 'pre-ln')" in err
+    code, _, err = spheret("train --resume --out nowhere")
+    assert code == 2 and "no run in nowhere" in err

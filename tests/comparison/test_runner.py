@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
@@ -81,3 +82,18 @@ def test_a_worker_runs_the_kernels_of_the_benchmarks() -> None:
         result = pool.submit(spheret.retract, h, f, alpha=0.7).result()
     assert theirs == spheret.which_backend(h, f)
     assert torch.equal(result, spheret.retract(h, f, alpha=0.7))
+
+
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
+    """The runs do not import the script that started them."""
+    (tmp_path / "text.txt").write_text("the norm of a sphere\n" * 400)
+    (tmp_path / "script.py").write_text(
+        "from spheret.comparison.compare import compare\n"
+        "from spheret.comparison.runs import CompareConfig\n"
+        "print('started', flush=True)\n"
+        "results = compare(CompareConfig(schemes=('pre-ln',), lrs=(0.01,), seeds=1, steps=2, n_layer=1, n_head=1,\n"
+        "    n_embd=16, block_size=16, batch_size=2, eval_windows=2, device='cpu', data=('text.txt',), out='out'))\n"
+        "print([run['outcome'] for run in results['schemes'][0]['runs']])\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["started", "['finished']"], done.stderr

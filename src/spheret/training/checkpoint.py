@@ -32,6 +32,8 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
 
     An existing checkpoint of that step is not written again. `fingerprint` identifies the training data. Returns the
     folder of the checkpoint.
+
+    OSError: it cannot be written, for want of space for example; earlier checkpoints stay as they are.
     """
     folder = run / CHECKPOINTS
     target = folder / f"step_{state.step:07d}"
@@ -39,13 +41,21 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
         return target
     _sweep(folder)
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
-    temporary.mkdir(parents=True)
-    safetensors.torch.save_model(state.model, str(temporary / WEIGHTS))
-    torch.save({"format": FORMAT, "fingerprint": fingerprint, **state.extras()}, temporary / STATE)
-    shutil.copymode(temporary / STATE, temporary / WEIGHTS)  # safetensors' file is readable by its owner alone
-    write_json(temporary / CONFIG, config_to_dict(config))
-    _flush(temporary)
-    os.replace(temporary, target)
+    try:
+        temporary.mkdir(parents=True)
+        safetensors.torch.save_model(state.model, str(temporary / WEIGHTS))
+        torch.save({"format": FORMAT, "fingerprint": fingerprint, **state.extras()}, temporary / STATE)
+        shutil.copymode(temporary / STATE, temporary / WEIGHTS)  # safetensors' file is readable by its owner alone
+        write_json(temporary / CONFIG, config_to_dict(config))
+        _flush(temporary)
+        os.replace(temporary, target)
+    except (OSError, safetensors.SafetensorError, RuntimeError) as error:  # the libraries have errors of their own
+        shutil.rmtree(temporary, ignore_errors=True)
+        saved = checkpoints(run)
+        start = f"{saved[-1].name}, which is whole" if saved else "the start"
+        raise OSError(
+            f"cannot save {target} ({_one_line(error)}): make room, then continue from {start}, with --resume"
+        ) from error
     if config.keep_checkpoints > 0:
         for old in checkpoints(run)[: -config.keep_checkpoints]:
             _remove(old)

@@ -11,6 +11,7 @@ JSON here is strict: a NaN or an infinity is written, and read, as null.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -81,6 +82,10 @@ def write_bytes(path: Path, payload: bytes) -> None:
     try:
         temporary.write_bytes(payload)
         os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        why = error.strerror or str(error)
+        raise OSError(error.errno, f"cannot write {path} ({why}): make room there, or choose another folder") from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -189,11 +194,19 @@ class MetricsLog:
         records = read_metrics(folder) if keep_through else []
         kept = [record for record in records if record["step"] <= keep_through]
         write_text(folder / METRICS, "".join(_line(record) for record in kept))
-        self._file = (folder / METRICS).open("a", encoding="utf-8")
+        # Unbuffered: progress displays follow the file, and a kill must not lose what was logged.
+        self._file = (folder / METRICS).open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(_line(record))
-        self._file.flush()  # progress displays follow the file, and a kill must not lose what was logged
+        """OSError: the record cannot be written, for want of space for example."""
+        line = _line(record).encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(
+                f"cannot write {self._file.name} ({error.strerror}): make room, then continue with --resume"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
