@@ -20,7 +20,7 @@ import tyro
 from spheret.comparison.runner import Runner, default_jobs
 from spheret.comparison.runs import RunSpec
 from spheret.data import Dataset, prepare
-from spheret.training import RunResult
+from spheret.training import RunResult, TrainConfig
 from spheret.training.settings import RunSettings
 
 RESULTS = Path(__file__).parent / "results" / "defaults"
@@ -97,7 +97,11 @@ def specs(shape: Shape, dataset: Dataset, out: Path) -> Iterator[RunSpec]:
             )
             lr = rate / shape.n_embd
             config = settings.train_config(
-                scheme, lr=lr, seed=1, vocab_size=dataset.tokenizer.vocab_size, save_final=False
+                scheme,
+                lr=lr,
+                seed=1,
+                vocab_size=dataset.tokenizer.vocab_size,
+                base=TrainConfig(save_final=False),
             )
             folder = out / shape.name / f"{name.replace(' ', '_').replace(':', '_')}-{rate:g}"
             yield RunSpec(name, rate, 1, "seed", config, folder)

@@ -1,13 +1,16 @@
-"""Small models and batches that the tests of several rooms share."""
+"""Small models, batches and data sets that the tests of several files share."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from spheret.connections import Connection, list_schemes
+from spheret.data import DataConfig
+from spheret.data.shards import HEADER_BYTES
 from spheret.models import GPT, GPTConfig
 
 SMALL: dict[str, Any] = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 61}
@@ -80,3 +83,15 @@ def check_gradients(connection: Connection, dim: int = 6) -> None:
         return torch.func.functional_call(both, dict(zip(parameters, values, strict=True)), (h, f))
 
     assert torch.autograd.gradcheck(function, (h, f, *parameters.values()))
+
+
+def data_config(*data: Path, tokenizer: str = "bytes", **settings: object) -> DataConfig:
+    """The configuration of a data set of the files ``data``."""
+    return DataConfig(data=tuple(map(str, data)), tokenizer=tokenizer, **settings)  # type: ignore[arg-type]
+
+
+def damage_shard(shard: Path) -> None:
+    """Flips one bit of a token."""
+    raw = bytearray(shard.read_bytes())
+    raw[HEADER_BYTES + 3] ^= 1
+    shard.write_bytes(raw)

@@ -6,10 +6,13 @@ import importlib
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
+from spheret.kernels import cpp
 
 # Without a GPU Triton's kernels run in its interpreter, which must be chosen before any test's library imports Triton;
 # afterwards the choice is taken back, for compilers that run in the same process.
@@ -18,6 +21,8 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not N
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("spheret.kernels.triton_launch")
 
+# Read here, before a test sets the variable.
+USERS_CACHE = Path(os.environ.get("SPHERET_CACHE") or "~/.cache/spheret").expanduser()
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -32,6 +37,32 @@ def cxx_compiler() -> None:
     """Skips where there is no C++ compiler, without which torch.compile cannot serve a CPU."""
     if not (os.environ.get("CXX") or any(map(shutil.which, ("g++", "clang++", "c++")))):
         pytest.skip("no C++ compiler on the path")
+
+
+@pytest.fixture(scope="session")
+def kernel_library() -> Path | None:
+    """The C++ kernel as this process has built or found it; None where there is none to be copied.
+
+    To compile it takes longer than any test here: all that need it share one.
+    """
+    if cpp.obstacle():
+        return None
+    name = cpp.library_name(cpp.instruction_set())
+    return next((p for p in (cpp.SOURCE.with_name(name), USERS_CACHE / "kernels" / name) if p.exists()), None)
+
+
+@pytest.fixture(scope="session")
+def new_cache(tmp_path_factory: pytest.TempPathFactory, kernel_library: Path | None) -> Callable[[], Path]:
+    """Makes caches that hold the C++ kernel and nothing else."""
+
+    def make() -> Path:
+        cache = tmp_path_factory.mktemp("cache")
+        if kernel_library is not None:
+            (cache / "kernels").mkdir()
+            shutil.copy(kernel_library, cache / "kernels")
+        return cache
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -35,8 +35,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(new_cache: Callable[[], Path]) -> Path:
+    return new_cache()
 
 
 @pytest.fixture

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spheret.cli.console import LOG_WIDTH
-from spheret.cli.main import COMMANDS
+from spheret.cli.main import COMMANDS, main
 from spheret.connections import list_schemes
 from spheret.training import config_from_dict
 
@@ -65,7 +67,8 @@ def test_examples_of_compare_and_report(spheret: Any, tiny: list[str]) -> None:
     assert all(scheme in out and scheme in again for scheme in first)
 
 
-def test_a_report_that_is_replaced_is_announced(spheret: Any, tiny: list[str]) -> None:
+def test_a_report_that_is_replaced_is_announced(spheret: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spheret.cli.compare.write_report", lambda out, **_: out)  # drawing takes most of the time
     words = "compare --schemes pre-ln --lrs 1e-2 --seeds 1 --steps {} --out runs/same"
     _, first, _ = spheret(words.format(2), *tiny)
     _, repeated, _ = spheret(words.format(2), *tiny)
@@ -144,6 +147,48 @@ def test_parameters_are_counted(spheret: Any, scheme: str, parameters: str) -> N
     assert re.search(rf"^parameters +{re.escape(parameters)}", out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "caution"),
+    [
+        ("proj", ""),
+        ("cay", ""),
+        ("pre-ln", ""),
+        ("geonorm", "Because p > 2, a large step (beta > 3.14) rotates the hidden state past its antipode."),
+        ("spheret:p=4", "Because p > 2, a large step (beta > 4) rotates the hidden state past its antipode."),
+        ("spheret:p=learn", "A learned p can grow above 2."),
+    ],
+)
+def test_a_scheme_whose_steps_can_pass_the_antipode_says_so(
+    scheme: str, caution: str, spheret: Any, tiny: list[str]
+) -> None:
+    _, explained, _ = spheret(f"schemes {scheme}")
+    assert (
+        re.search(rf"^caution +{re.escape(caution)}", explained, re.MULTILINE)
+        if caution
+        else "caution" not in explained
+    )
+    code, trained, _ = spheret(f"train --scheme {scheme} --steps 2 --out run", *tiny)
+    assert code == 0
+    if not caution:
+        assert "Caution" not in trained
+        return
+    assert trained.startswith(f"Caution, {scheme}: {caution}") and trained.count("Caution") == 1
+
+
+def test_a_comparison_says_each_caution_once(spheret: Any) -> None:
+    names = "pre-ln geonorm spheret:p=learn spheret:p=learn-per-layer"
+    code, out, _ = spheret(f"compare --schemes {names} --data nowhere.txt")  # said before the corpus is prepared
+    first, *cautions = out.splitlines()
+    assert code == 2 and first.startswith("Comparing") and len(cautions) == 2
+    assert cautions[0].startswith("Caution, geonorm: Because")
+    assert cautions[1].startswith("Caution, spheret:p=learn, spheret:p=learn-per-layer: A learned p")
+
+
+def test_the_list_of_schemes_holds_the_cautions(spheret: Any) -> None:
+    _, out, _ = spheret("schemes")
+    assert out.count("    caution") == 2 and re.search(r"caution +Because p > 2", out.partition("gpt-qknorm")[0])
+
+
 @pytest.mark.parametrize("scheme", list_schemes())
 def test_every_option_has_a_meaning(spheret: Any, scheme: str) -> None:
     _, out, _ = spheret(f"schemes {scheme}")
@@ -179,7 +224,7 @@ def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "finished at step 20" in out
     code, out, err = spheret(f"{command} --resume --lr 1", *tiny)
-    assert code == 2 and "other values of lr" in err and "continuing" not in out
+    assert code == 2 and "runs/one has --lr 0.025 (not 1.0)" in err and "continuing" not in out
 
 
 @pytest.mark.parametrize("refused", ["--steps 10", "--lr 1", "--seed 3", "--n-layer 2"])
@@ -189,8 +234,8 @@ def test_a_refused_resume_does_not_say_that_it_continues(spheret: Any, tiny: lis
     assert spheret(command, *tiny)[0] == 0
     Path("run/run.json").unlink()
     code, out, err = spheret(f"{command} --resume", *tiny, *refused.split())  # the last of two equal flags counts
-    assert code == 2 and "other values of" in err and "continuing" not in out
-    code, out, _ = spheret(f"{command} --resume", *tiny)
+    assert code == 2 and f"the run in run has {refused.split()[0]} " in err and "continuing" not in out
+    code, out, _ = spheret("train --resume --out run")
     assert code == 0 and "continuing from step_0000020 of 20" in out
 
 
@@ -209,17 +254,24 @@ def test_damaged_state_is_explained_and_the_weights_can_be_used(spheret: Any, ti
     assert code == 2 and "no checkpoint in nowhere" in err
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
 def test_what_the_terminal_cannot_encode_is_replaced(
-    encoding: str, start: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    start: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    """In a process whose environment also names a notebook's matplotlib, and for terminals that have more letters."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("MPLBACKEND", "module://a_notebook")
     process = start("compare --schemes pre-ln cay --lrs 1e-2 --seeds 2 --steps 2 --jobs 1 --out folder", *tiny)
     assert process.wait() == 0, Path("err").read_text()
-    text = Path("out").read_bytes().decode(encoding)
-    assert "Report:" in text and ("\u00b1" in text) == (encoding != "ascii")
     assert Path("folder/report.html").exists() and Path("folder/results.csv").exists()
+    shown = {"ascii": Path("out").read_bytes()}
+    for encoding in ("latin-1", "cp437"):
+        terminal = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding=encoding))
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["report", "folder"])
+        shown[encoding] = terminal.getvalue()
+    for encoding, text in shown.items():
+        assert "Report:" in text.decode(encoding) and ("\u00b1" in text.decode(encoding)) == (encoding != "ascii")
 
 
 def test_files_are_written_before_anything_is_printed(
@@ -236,3 +288,20 @@ def test_files_are_written_before_anything_is_printed(
         file.unlink()
     assert spheret("report folder")[0] == 2
     assert all(file.exists() for file in files)
+
+
+def test_resume_needs_the_folder_alone(spheret: Any, tiny: list[str]) -> None:
+    flags = "--scheme spheret:p=0.5 --steps 12 --schedule constant --lr 0.01 --seed 7 --tokenizer bpe:300"
+    command = f"train {flags} --checkpoint-interval 6 --out run"
+    assert spheret(command, *tiny)[0] == 0
+    Path("run/run.json").unlink()
+    before = json.loads(Path("run/config.json").read_text())
+    code, out, err = spheret("train --resume --out run")
+    assert code == 0 and "continuing from step_0000012 of 12" in out, err
+    assert json.loads(Path("run/config.json").read_text()) == before
+    code, out, err = spheret("train --resume --out run --steps 18")
+    assert code == 0 and "finished at step 18" in out, err
+    code, out, err = spheret("train --resume --out run --scheme pre-ln")
+    assert code == 2 and "the run in run has --scheme 'spheret:p=0.5' (not 'pre-ln')" in err
+    code, _, err = spheret("train --resume --out nowhere")
+    assert code == 2 and "no run in nowhere" in err

@@ -91,3 +91,29 @@ def test_a_bug_keeps_its_traceback(spheret: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SPHERET_DEBUG", "1")
     with pytest.raises(ValueError, match="unknown scheme 'foo'"):
         spheret("schemes foo")
+
+
+@pytest.mark.parametrize("seed", ["18446744073709551616", "-1"])
+def test_a_seed_out_of_range(seed: str, spheret: Any, tiny: list[str]) -> None:
+    code, _, err = spheret(f"train --scheme proj --steps 2 --seed={seed}", *tiny)
+    assert code == 2 and f"--seed {seed} is out of range; use 0 to 18446744073709551615" in err
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("flags", [["--out", ""], ["--out="], ["--data", ""], ["--init-from", ""]])
+def test_an_empty_path_is_not_the_current_folder(flags: list[str], spheret: Any, tiny: list[str]) -> None:
+    code, _, err = spheret("train --scheme proj --steps 2", *tiny, *flags)
+    assert code == 2 and f"{flags[0].rstrip('=')} is empty: give it a value, or omit it" in err
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("form", ["--out=~/x", "--out ~/x"])
+def test_a_tilde_is_the_home_folder(
+    form: str, spheret: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    code, _, err = spheret("train --scheme proj --steps 2", *tiny, *form.split())
+    assert code == 0, err
+    assert (home / "x" / "run.json").exists() and not Path("~").exists()

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,9 +38,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> CompareConfig:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def surroundings(new_cache: Callable[[], Path]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPHERET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SPHERET_CACHE", str(new_cache()))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
@@ -74,6 +75,7 @@ def test_results_say_what_the_run_folders_say(first: Results, config: CompareCon
     assert json.loads((config.out / "results.json").read_text()) == first
     runs = [run for entry in first["schemes"] for run in (*entry["tuning"], *entry["runs"])]
     assert len({run["run"] for run in runs}) == 8 == len(run_jsons(config))
+    assert "tokens_per_s" not in json.dumps(first), "runs share the machine: their speeds cannot be compared"
     for run in runs:
         own = json.loads((config.out / run["run"] / "run.json").read_text())
         trained = json.loads((config.out / run["run"] / "config.json").read_text())
@@ -81,10 +83,37 @@ def test_results_say_what_the_run_folders_say(first: Results, config: CompareCon
         assert trained["lr"] == run["lr"] and trained["seed"] == run["seed"]
 
 
-def test_results_name_the_settings_that_a_flag_can_change(first: Results, config: CompareConfig) -> None:
-    settings = first["settings"]
-    assert settings["eval_windows"] == 4 and settings["betas"] == [0.9, 0.95]
-    assert (settings["schedule"], settings["min_lr_ratio"], settings["decay_fraction"]) == ("cosine", 0.1, None)
+# A value of every setting that can change a result, other than the default.
+OTHER: dict[str, Any] = {
+    "data": ("other",), "tokenizer": "bpe:300", "vocab_multiple": 64, "text_column": "body", "val_fraction": 0.2,
+    "n_layer": 2, "n_head": 1, "n_embd": 32, "block_size": 8, "dropout": 0.1, "init": "nanogpt", "positions": "rope",
+    "mlp": "swiglu", "qk_norm": "rms", "head": "untied", "steps": 6, "batch_size": 3, "grad_accum": 2,
+    "schedule": "constant", "warmup_steps": 2, "warmup_ratio": 0.5, "min_lr_ratio": 0.0, "decay_fraction": 0.5,
+    "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.99, "grad_clip": 2.0, "eval_windows": 5, "dtype": "bfloat16",
+    "compile": "off", "lrs": (1e-3, 2e-3), "seeds": 3, "schemes": ("pre-ln", "cay"),
+}  # fmt: skip
+NO_EFFECT = {"eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "jobs", "out"}
+ELSEWHERE = {"device", "schemes"}  # in the environment and in the entries
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(CompareConfig) if f.name not in NO_EFFECT])
+def test_results_name_every_setting_that_can_change_them(name: str, config: CompareConfig) -> None:
+    def settings(config: CompareConfig) -> Any:
+        dataset: Any = SimpleNamespace(fingerprint="", tokenizer=SimpleNamespace(vocab_size=257))
+        return Comparison(config, dataset)._settings()
+
+    if name not in ELSEWHERE:
+        base = dataclasses.replace(config, schedule="wsd") if name == "decay_fraction" else config
+        before, after = settings(base), settings(dataclasses.replace(base, **{name: OTHER[name]}))
+        assert after != before, f"{name} is not among the settings"
+        json.dumps(after, allow_nan=False)
+
+
+def test_each_scheme_records_the_settings_of_its_own(config: CompareConfig) -> None:
+    own = dataclasses.replace(config, schemes=("pre-ln", "ngpt"), lrs=())
+    state = Comparison(own, SimpleNamespace(fingerprint="", tokenizer=SimpleNamespace(vocab_size=257)))  # type: ignore[arg-type]
+    pre_ln, ngpt = (state._entry(scheme) for scheme in own.names)
+    assert all(pre_ln[key] != ngpt[key] for key in ("rates", "weight_decay"))
 
 
 def test_a_second_call_trains_nothing(first: Results, config: CompareConfig) -> None:

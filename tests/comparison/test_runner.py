@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -55,6 +59,21 @@ def test_a_damaged_result_counts_as_none(content: str, tmp_path: Path) -> None:
     assert ended_result(tmp_path) is None
 
 
+def test_every_module_that_the_server_preloads_exists() -> None:
+    """The server passes over a name that it cannot import, and every run then imports or misses what it stands for."""
+    if sys.platform == "win32":
+        pytest.skip("no server there")
+    context = process_context()
+    preloaded = [name for name in forkserver._forkserver._preload_modules if name != "__main__"]
+    assert preloaded and all(importlib.util.find_spec(name) for name in preloaded)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        assert set(preloaded) <= set(pool.submit(loaded_modules).result())
+
+
+def loaded_modules() -> list[str]:
+    return list(sys.modules)
+
+
 def test_a_worker_runs_the_kernels_of_the_benchmarks() -> None:
     """The server forks the runs. They must not fall back, neither to other code nor to one thread."""
     h, f = torch.randn(700, 96), torch.randn(700, 96)
@@ -63,3 +82,18 @@ def test_a_worker_runs_the_kernels_of_the_benchmarks() -> None:
         result = pool.submit(spheret.retract, h, f, alpha=0.7).result()
     assert theirs == spheret.which_backend(h, f)
     assert torch.equal(result, spheret.retract(h, f, alpha=0.7))
+
+
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
+    """The runs do not import the script that started them."""
+    (tmp_path / "text.txt").write_text("the norm of a sphere\n" * 400)
+    (tmp_path / "script.py").write_text(
+        "from spheret.comparison.compare import compare\n"
+        "from spheret.comparison.runs import CompareConfig\n"
+        "print('started', flush=True)\n"
+        "results = compare(CompareConfig(schemes=('pre-ln',), lrs=(0.01,), seeds=1, steps=2, n_layer=1, n_head=1,\n"
+        "    n_embd=16, block_size=16, batch_size=2, eval_windows=2, device='cpu', data=('text.txt',), out='out'))\n"
+        "print([run['outcome'] for run in results['schemes'][0]['runs']])\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["started", "['finished']"], done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from torch import Tensor
 import spheret
 from spheret.connections import Connection
 
-NARROW = [torch.bfloat16, torch.float16, torch.float32]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-4, torch.float64: 1e-6}
 
 pytestmark = pytest.mark.parametrize("scheme", SCHEMES)
@@ -32,20 +33,15 @@ def rows(h_dtype: torch.dtype, f_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return h.to(h_dtype).requires_grad_(), f.to(f_dtype).requires_grad_()
 
 
-@pytest.mark.parametrize(
-    ("h_dtype", "f_dtype"),
-    [*itertools.product(NARROW, NARROW), *((torch.float64, f_dtype) for f_dtype in (*NARROW, torch.float64))],
-)
+@pytest.mark.parametrize("h_dtype", DTYPES)
+@pytest.mark.parametrize("f_dtype", DTYPES)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_stream_keeps_its_dtype(scheme: str, h_dtype: torch.dtype, f_dtype: torch.dtype, autocast: bool) -> None:
+    """Whatever the dtype of the update, and that of the connection's own parameters, which are float32 here."""
     h, f = rows(h_dtype, f_dtype)
     tolerance = max(ROUNDING[h_dtype], ROUNDING[f_dtype])
     for connection in every_connection(scheme):
-        if h_dtype == torch.float64:
-            connection.double()
-        expected = connection.double()(h.double(), f.double()).detach()
-        if h_dtype != torch.float64:
-            connection.float()
+        expected = copy.deepcopy(connection).double()(h.double(), f.double()).detach()
         with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
             out = connection(h, f)
             stream, branch = connection(h, f, split=True)
@@ -59,14 +55,23 @@ def test_the_stream_keeps_its_dtype(scheme: str, h_dtype: torch.dtype, f_dtype: 
         assert [grad.dtype for grad in grads] == [h_dtype, f_dtype]
 
 
+@pytest.mark.parametrize("h_dtype", DTYPES)
+def test_what_a_sublayer_reads_has_the_dtype_of_the_stream(scheme: str, h_dtype: torch.dtype) -> None:
+    h, _ = rows(h_dtype, h_dtype)
+    for connection in every_connection(scheme):
+        assert connection.branch_input(h).dtype == h_dtype
+    stream = spheret.build_stream(scheme, dim=24, n_layer=3)
+    assert stream.enter(h).dtype == stream.exit(h).dtype == h_dtype
+
+
 @pytest.mark.slow
 def test_the_stream_keeps_its_dtype_when_compiled(scheme: str) -> None:
     torch._dynamo.reset()
-    for connection in list(every_connection(scheme))[:2]:
-        for dtypes in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
-            h, f = rows(*dtypes)
-            compiled = torch.compile(connection, backend="aot_eager", fullgraph=True)
-            assert [out.dtype for out in compiled(h, f, split=True)] == [h.dtype, h.dtype]
+    mixtures = (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)
+    for connection, dtypes in zip(every_connection(scheme), mixtures, strict=False):
+        h, f = rows(*dtypes)
+        compiled = torch.compile(connection, backend="aot_eager", fullgraph=True)
+        assert [out.dtype for out in compiled(h, f, split=True)] == [h.dtype, h.dtype]
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
@@ -92,7 +97,7 @@ def test_a_default_dtype_reaches_every_layer(scheme: str, default: torch.dtype) 
 def test_shapes_can_be_had_from_the_meta_device(scheme: str, autocast: bool) -> None:
     """Tools that count parameters, operations and memory run a model without numbers."""
     with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
-        model = build(scheme)
+        model = build(scheme, n_layer=2)
         tokens = torch.zeros(2, 8, dtype=torch.long)
         logits, loss = model(tokens, tokens)
         loss.backward()

@@ -5,13 +5,20 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from builders import SCHEMES, batch, build, connections
+from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import spheret
 from spheret.connections import canonical_name, parameter_roles, parse_scheme
+from spheret.models import GPT
+
+M = TypeVar("M", bound=nn.Module)
 
 NORM_KEEPING = [s for s in SCHEMES if parse_scheme(s).keeps_norm]
 
@@ -53,28 +60,95 @@ def test_causal(scheme: str) -> None:
     torch.testing.assert_close(model(x)[0][:, :10], model(changed)[0][:, :10], rtol=1e-5, atol=1e-6)
 
 
-def test_meta_device_initialisation(scheme: str) -> None:
-    """A model built without memory and initialised later is the same model."""
-    expected = build(scheme)
+def shapes(scheme: str) -> list[dict[str, Any]]:
+    """Changes of a configuration that give a model other parts, without what the scheme fixes to another value."""
+    fixed = parse_scheme(scheme).model_options(32, 16).fixed
+    others: list[dict[str, Any]] = [
+        {"positions": "rope", "mlp": "swiglu", "qk_norm": "rms", "head": "untied", "bias": True, "dropout": 0.1},
+        {"positions": "learned", "mlp": "gelu", "qk_norm": "l2", "head": "tied", "init": "nanogpt"},
+    ]
+    return [{}, {"folded": True}, *({k: v for k, v in other.items() if k not in fixed} for other in others)]
+
+
+def from_meta(build_module: Callable[[], M]) -> M:
+    """The module, built on the meta device and then given memory, every number of which is NaN."""
     with torch.device("meta"):
-        model = build(scheme)
-    model.to_empty(device="cpu")
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data.fill_(math.nan)
-    torch.manual_seed(0)
-    expected.reset_parameters()
-    torch.manual_seed(0)
-    model.reset_parameters()
-    state, wanted = (
-        dict(model.named_parameters()) | dict(model.named_buffers()),
-        dict(expected.named_parameters()) | dict(expected.named_buffers()),
-    )
+        module = build_module()
+    module.to_empty(device="cpu")
+    for tensor in module.state_dict().values():
+        tensor.fill_(math.nan)
+    return module
+
+
+def same_state(module: nn.Module, other: nn.Module) -> None:
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    wanted = dict(other.named_parameters()) | dict(other.named_buffers())
     assert state.keys() == wanted.keys()
-    for name in wanted:
-        assert torch.equal(state[name], wanted[name]), (
-            f"reset_parameters() of the module that holds {name} leaves it as is"
-        )
-    assert torch.equal(model(batch()[0])[0], expected(batch()[0])[0])
+    for name, value in wanted.items():
+        assert state[name].dtype == value.dtype and torch.equal(state[name], value), name
+
+
+def test_a_model_from_the_meta_device_is_the_model_of_the_seed(scheme: str) -> None:
+    for shape in shapes(scheme):
+        expected = build(scheme, seed=7, n_layer=2, **shape).eval()
+        drawn = torch.rand(1)  # what is drawn next is the same too
+        model = from_meta(lambda shape=shape: build(scheme, n_layer=2, **shape)).eval()
+        torch.manual_seed(7)
+        model.reset_parameters()
+        assert torch.equal(torch.rand(1), drawn)
+        same_state(model, expected)
+        assert torch.equal(model(batch()[0])[0], expected(batch()[0])[0])
+
+
+def test_a_connection_or_stream_from_the_meta_device_is_the_one_of_the_seed(scheme: str) -> None:
+    def stream() -> nn.Module:
+        return spheret.build_stream(scheme, dim=24, n_layer=6)
+
+    shared = stream()
+
+    def connection() -> nn.Module:
+        return spheret.build_connection(scheme, dim=24, layer_idx=3, n_layer=6, sublayer=1, stream=shared)
+
+    for build_module in (stream, connection):
+        torch.manual_seed(7)
+        expected = build_module()
+        module = from_meta(build_module)
+        torch.manual_seed(7)
+        module.reset_parameters()
+        same_state(module, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_way_of_loading_gives_the_model_that_was_saved(scheme: str, dtype: torch.dtype) -> None:
+    """A state dict may be narrower than the model; the numbers that stay float32 do so after each way."""
+    for shape in shapes(scheme)[::3]:
+        saved = build(scheme, seed=3, n_layer=2, **shape).eval()
+        with torch.no_grad():
+            for parameter in saved.parameters():
+                parameter.add_(0.1 * torch.rand_like(parameter))
+                parameter.copy_(parameter.to(dtype))
+        state = {name: value.to(dtype) for name, value in saved.state_dict().items()}
+        kept = {name for name, p in saved.to(dtype).named_parameters() if p.dtype == torch.float32}
+        logits = saved(batch()[0])[0]
+
+        def fresh(shape: dict[str, Any] = shape) -> GPT:
+            return build(scheme, n_layer=2, **shape)
+
+        with torch.device("meta"):
+            on_meta = fresh()
+        loads = {
+            "strict": (fresh(), {}),
+            "assign": (fresh(), {"assign": True}),
+            "meta, assign": (on_meta, {"assign": True}),
+            "meta, to_empty": (from_meta(fresh), {}),
+            "cast first": (fresh().to(dtype), {"assign": True}),
+        }
+        for way, (model, options) in loads.items():
+            model.load_state_dict(state, **options)
+            floats = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+            assert floats == (set(state) if dtype == torch.float32 or not options else kept), way
+            assert all(p.requires_grad == saved.get_parameter(n).requires_grad for n, p in model.named_parameters())
+            assert torch.equal(model.to(dtype).eval()(batch()[0])[0], logits), way
 
 
 def test_every_parameter_has_one_role_and_scalars_are_not_decayed(scheme: str) -> None:
@@ -158,20 +232,25 @@ def test_a_token_without_an_embedding_has_a_finite_gradient(scheme: str) -> None
     assert embedded.grad.abs().max() < 1e4
 
 
-@pytest.mark.parametrize(("dtype", "drift"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_norm_is_kept_over_a_thousand_connections(scheme: str, dtype: torch.dtype, drift: float) -> None:
-    """The radius of the stream, where the scheme promises to keep it; other schemes must merely stay finite."""
+# Exact arithmetic, rounded to bfloat16 a thousand times, is off by 0.8 to 1.2e-2 too. In float32 the error is a random
+# walk to 1e-6: rounding that leans to one side gives 7e-6 and more.
+@pytest.mark.parametrize(
+    ("backend", "dtype", "drift"),
+    [("auto", torch.float32, 2e-6), ("auto", torch.bfloat16, 1.6e-2), ("autograd", torch.float32, 2e-6)],
+)
+def test_norm_is_kept_over_a_thousand_connections(scheme: str, dtype: torch.dtype, drift: float, backend: str) -> None:
+    """The radius of the stream, where the scheme promises to keep it."""
     if scheme not in NORM_KEEPING:
         pytest.skip("this scheme does not promise to keep the norm")
     torch.manual_seed(0)
     model = build(scheme, n_embd=64)
     connection = model.blocks[0].mlp_connection
     h = model.stream.enter(torch.randn(32, 64)).to(dtype)
-    radius = h.float().norm(dim=-1)
-    with torch.no_grad():
+    radius = h.double().norm(dim=-1)
+    with torch.no_grad(), spheret.backend(backend):
         for _ in range(1000):
             h = connection(h, 0.5 * torch.randn(32, 64, dtype=dtype) + 0.3 * h)
-    error = (h.float().norm(dim=-1) / radius - 1).abs()
+    error = (h.double().norm(dim=-1) / radius - 1).abs()
     assert error.mean() < drift and error.max() < 4 * drift
 
 
@@ -212,6 +291,21 @@ def test_canonical_name_round_trips(scheme: str) -> None:
     assert canonical_name(name) == name
 
 
+@pytest.mark.slow
+def test_blocks_compiled_one_by_one_share_two_graphs(scheme: str) -> None:
+    """Equal layers share one; the first may differ, or be that whose numbers the compiler takes for constants."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    h = torch.randn(2, 4, 32)
+    for block in build(scheme).blocks:
+        torch.compile(block, backend=counter, fullgraph=True)(h, h)
+    assert counter.frame_count <= 2
+
+
+SAME_CODE = ("geonorm", "cay", "spheret:p=0.5", "spheret:p=0.25,preset=paper")
+"""They differ from proj in nothing but numbers, so generating and compiling their C++ proves nothing new."""
+
+
 @pytest.mark.usefixtures("cxx_compiler")
 @pytest.mark.slow
 def test_compiled_equals_eager(scheme: str) -> None:
@@ -222,7 +316,8 @@ def test_compiled_equals_eager(scheme: str) -> None:
     loss.backward()
     eager = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    compiled_loss = torch.compile(model, fullgraph=True)(x, y)[1]
+    backend = "aot_eager" if scheme in SAME_CODE else "inductor"
+    compiled_loss = torch.compile(model, fullgraph=True, backend=backend)(x, y)[1]
     compiled_loss.backward()
     torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
     for name, parameter in model.named_parameters():

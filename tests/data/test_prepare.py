@@ -4,35 +4,19 @@ import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import damage_shard, data_config
 
-from spheret.data import DataConfig, Dataset, Shard, prepare, sample_batch, write_shard
-from spheret.data.shards import HEADER_BYTES
+from spheret.data import DataConfig, Dataset, Shard, prepare, sample_batch, settled, write_shard
+from spheret.data.sources import Census, Source
 from spheret.data.split import decide
 
-AWKWARD = "NUL \0, emoji \U0001f600, CRLF\r\n\r\nempty lines\n\n\n\ttab <|endoftext|>"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "datasets"
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """40 rows, two of them the same."""
-    path = tmp_path / "rows.jsonl"
-    texts = [f"document number {i}, with the square {i * i}" for i in range(39)] + [
-        "document number 3, with the square 9"
-    ]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
+AWKWARD = "NUL \0, emoji \U0001f600, CRLF\r\n\r\nempty lines\n\n\n\ttab <|endof text|>"
 
 
 def documents(shard: Shard, dataset: Dataset) -> list[str]:
@@ -43,19 +27,9 @@ def documents(shard: Shard, dataset: Dataset) -> list[str]:
     return [dataset.tokenizer.decode(ids[start:end].tolist()) for start, end in zip(starts, ends, strict=True)]
 
 
-def config(*data: Path, tokenizer: str = "bytes", **settings: object) -> DataConfig:
-    return DataConfig(data=tuple(map(str, data)), tokenizer=tokenizer, **settings)  # type: ignore[arg-type]
-
-
-def damage(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[HEADER_BYTES + 3] ^= 1
-    path.write_bytes(raw)
-
-
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
 def test_every_document_is_on_exactly_one_side(corpus: Path, tokenizer: str) -> None:
-    dataset = prepare(config(corpus, tokenizer=tokenizer))
+    dataset = prepare(data_config(corpus, tokenizer=tokenizer))
     train, val = documents(dataset.train, dataset), documents(dataset.val, dataset)
     original = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     assert sorted(train + val) == sorted(original)
@@ -64,7 +38,7 @@ def test_every_document_is_on_exactly_one_side(corpus: Path, tokenizer: str) -> 
 
 
 def test_manifest_says_what_is_there(corpus: Path) -> None:
-    dataset = prepare(config(corpus))
+    dataset = prepare(data_config(corpus))
     manifest = json.loads((dataset.path / "manifest.json").read_text())
     assert manifest == dataset.manifest
     (source,) = manifest["sources"]
@@ -92,28 +66,28 @@ def test_manifest_says_what_is_there(corpus: Path) -> None:
 
 def test_second_call_finds_the_first(corpus: Path, cache: Path) -> None:
     lines: list[str] = []
-    first = prepare(config(corpus), progress=lines.append)
+    first = prepare(data_config(corpus), progress=lines.append)
     before = (first.path / "train.shard").stat().st_mtime_ns
-    second = prepare(config(corpus), progress=lines.append)
+    second = prepare(data_config(corpus), progress=lines.append)
     assert second.path == first.path == cache / first.fingerprint
     assert (first.path / "train.shard").stat().st_mtime_ns == before
     assert lines[0].startswith("reading rows.jsonl") and lines[-1].startswith("found prepared data")
 
 
 def test_fingerprint_follows_contents(corpus: Path, tmp_path: Path) -> None:
-    base = prepare(config(corpus)).fingerprint
+    base = prepare(data_config(corpus)).fingerprint
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes(corpus.read_bytes())
-    assert prepare(config(moved)).fingerprint == base
+    assert prepare(data_config(moved)).fingerprint == base
     changed = tmp_path / "changed.jsonl"
     changed.write_bytes(corpus.read_bytes().replace(b"square 9", b"square 8"))
     others = [
-        config(changed),
-        config(corpus, tokenizer="bpe:300"),
-        config(corpus, tokenizer="bpe:301"),
-        config(corpus, val_fraction=0.2),
-        config(corpus, split_seed=1),
-        config(corpus, corpus),
+        data_config(changed),
+        data_config(corpus, tokenizer="bpe:300"),
+        data_config(corpus, tokenizer="bpe:301"),
+        data_config(corpus, val_fraction=0.2),
+        data_config(corpus, split_seed=1),
+        data_config(corpus, corpus),
     ]
     assert len({base, *(prepare(other).fingerprint for other in others)}) == 7
 
@@ -121,7 +95,7 @@ def test_fingerprint_follows_contents(corpus: Path, tmp_path: Path) -> None:
 def test_a_single_text_file_is_cut_at_a_line(tmp_path: Path) -> None:
     lines = [f"line {i:03}\r\n" for i in range(100)]
     (tmp_path / "a.txt").write_bytes("".join(lines).encode())
-    dataset = prepare(config(tmp_path / "a.txt"))
+    dataset = prepare(data_config(tmp_path / "a.txt"))
     assert documents(dataset.train, dataset) == ["".join(lines[:90])]
     assert documents(dataset.val, dataset) == ["".join(lines[90:])]
     assert dataset.manifest["split"]["rule"] == "cut-single-document"
@@ -131,7 +105,7 @@ def test_awkward_text_survives(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_bytes((name + AWKWARD).encode())
     for tokenizer in ("bytes", "bpe:280"):
-        dataset = prepare(config(tmp_path / "a.txt", tmp_path / "b.txt", tokenizer=tokenizer))
+        dataset = prepare(data_config(tmp_path / "a.txt", tmp_path / "b.txt", tokenizer=tokenizer))
         found = documents(dataset.train, dataset) + documents(dataset.val, dataset)
         assert sorted(found) == ["a" + AWKWARD, "b" + AWKWARD]
 
@@ -141,12 +115,12 @@ def test_bpe_is_trained_on_the_training_side(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     texts = [row["text"] for row in rows]
     seed = next(s for s in range(1000) if next(decide(texts, 0.1, s).sides(texts))[0])
-    tokenizer = prepare(config(tmp_path / "a.jsonl", tokenizer="bpe:300", split_seed=seed)).tokenizer
+    tokenizer = prepare(data_config(tmp_path / "a.jsonl", tokenizer="bpe:300", split_seed=seed)).tokenizer
     assert len(tokenizer.encode("zqzqzqzq")) < 4 and len(tokenizer.encode("vwvwvwvw")) == 8
 
 
 def test_open_needs_no_corpus(corpus: Path) -> None:
-    made = prepare(config(corpus, tokenizer="bpe:300"))
+    made = prepare(data_config(corpus, tokenizer="bpe:300"))
     corpus.unlink()
     dataset = Dataset.open(made.path, verify=True)
     assert (dataset.fingerprint, dataset.train, dataset.val) == (made.fingerprint, made.train, made.val)
@@ -158,9 +132,9 @@ def test_open_needs_no_corpus(corpus: Path) -> None:
 def test_open_names_what_is_wrong(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"manifest\.json"):
         Dataset.open(tmp_path)
-    folder = prepare(config(corpus)).path
+    folder = prepare(data_config(corpus)).path
     manifest = json.loads((folder / "manifest.json").read_text())
-    damage(folder / "val.shard")
+    damage_shard(folder / "val.shard")
     Dataset.open(folder)
     with pytest.raises(ValueError, match=r"val\.shard is damaged"):
         Dataset.open(folder, verify=True)
@@ -184,7 +158,7 @@ def test_open_names_what_is_wrong(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["train.shard", "val.shard", "manifest.json", "tokenizer.json"])
 @pytest.mark.parametrize("how", ["cut", "remove"])
 def test_a_damaged_cache_entry_is_made_again(corpus: Path, cache: Path, name: str, how: str) -> None:
-    settings = config(corpus, tokenizer="bpe:300")
+    settings = data_config(corpus, tokenizer="bpe:300")
     first = prepare(settings)
     path = first.path / name
     path.write_bytes(path.read_bytes()[:-30]) if how == "cut" else path.unlink()
@@ -195,17 +169,17 @@ def test_a_damaged_cache_entry_is_made_again(corpus: Path, cache: Path, name: st
 
 
 def test_one_flipped_byte_in_the_cache_is_found(corpus: Path) -> None:
-    first = prepare(config(corpus))
+    first = prepare(data_config(corpus))
     sound = first.train.tokens.tolist()
-    damage(first.train.path)
-    assert prepare(config(corpus)).train.tokens.tolist() == sound
+    damage_shard(first.train.path)
+    assert prepare(data_config(corpus)).train.tokens.tolist() == sound
 
 
 @pytest.mark.parametrize("side", ["train", "val"])
 @pytest.mark.parametrize("vocab_size", [200, 300])
 def test_a_shard_of_another_vocabulary_than_the_tokenizer_is_refused(side: str, vocab_size: int, corpus: Path) -> None:
     """Intact in itself, and described by its manifest, but its ids mean something else."""
-    dataset = prepare(config(corpus))
+    dataset = prepare(data_config(corpus))
     path = dataset.path / f"{side}.shard"
     foreign = write_shard(path, [np.arange(150)] * 30, vocab_size)
     manifest = json.loads((dataset.path / "manifest.json").read_text())
@@ -222,91 +196,19 @@ def test_errors_leave_nothing_behind(corpus: Path, cache: Path) -> None:
     with corpus.open("a") as file:
         file.write("{broken\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 41"):
-        prepare(config(corpus))
+        prepare(data_config(corpus))
     assert list(cache.iterdir()) == []
-
-
-def test_old_leftovers_are_removed(corpus: Path, cache: Path) -> None:
-    old, new = cache / ".0123.abc.tmp", cache / ".4567.abc.tmp"
-    old.mkdir(parents=True)
-    new.mkdir()
-    (old / "train.shard").write_text("half")
-    os.utime(old, (time.time() - 10**6,) * 2)
-    prepare(config(corpus))
-    assert not old.exists() and new.exists()
-
-
-def test_out_is_written_once_and_kept(corpus: Path, tmp_path: Path, cache: Path) -> None:
-    out = tmp_path / "deep" / "out"
-    first = prepare(config(corpus), out=out)
-    assert first.path == out and not cache.exists()
-    before = (out / "train.shard").stat().st_mtime_ns
-    assert prepare(config(corpus), out=out).fingerprint == first.fingerprint
-    assert (out / "train.shard").stat().st_mtime_ns == before
-    with pytest.raises(FileExistsError, match=f"{first.fingerprint}.*new folder"):
-        prepare(config(corpus, split_seed=1), out=out)
-    damage(out / "train.shard")
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"notes\.txt"):
-        prepare(config(corpus), out=out)
-    (out / "notes.txt").unlink()
-    prepare(config(corpus), out=out).verify()
-
-
-def test_out_never_overwrites_anything_else(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    prepare(config(corpus), out=tmp_path / "mine").verify()
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    (tmp_path / "file").write_text("a file")
-    for name in ("thesis", "file"):
-        with pytest.raises(FileExistsError, match=f"{name} holds something else"):
-            prepare(config(corpus), out=tmp_path / name)
-    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
-
-
-def test_concurrent_callers_agree(corpus: Path, cache: Path) -> None:
-    code = (
-        "import sys, json; from spheret.data import DataConfig, prepare\n"
-        "sys.stdin.readline()\n"
-        "d = prepare(DataConfig(data=(sys.argv[1],), tokenizer='bpe:300')); d.verify()\n"
-        "print(d.path, d.fingerprint, d.train.sha256)"
-    )
-    arguments = [sys.executable, "-c", code, str(corpus)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    callers = [subprocess.Popen(arguments, **pipes) for _ in range(3)]  # type: ignore[call-overload]
-    for caller in callers:
-        caller.stdin.write("go\n")
-        caller.stdin.flush()
-    outputs = {caller.communicate()[0] for caller in callers}
-    assert [caller.returncode for caller in callers] == [0, 0, 0]
-    assert len(outputs) == 1
-    assert [entry.name for entry in cache.iterdir()] == [outputs.pop().split()[1]]
-
-
-def test_the_later_of_two_finished_folders_is_dropped(corpus: Path, cache: Path) -> None:
-    """Another caller finishes while this one is at work: its folder stays, and this call returns it."""
-    settings = config(corpus)
-    finished: list[int] = []
-
-    def meanwhile(line: str) -> None:
-        if not finished:
-            finished.append(prepare(settings).train.path.stat().st_ino)
-
-    late = prepare(settings, progress=meanwhile)
-    assert late.train.path.stat().st_ino == finished[0]
-    assert [entry.name for entry in cache.iterdir()] == [late.fingerprint]
 
 
 def test_missing_gpt2_files_show_before_the_corpus_is_read(corpus: Path, tmp_path: Path) -> None:
     corpus.write_text("{broken\n")
     with pytest.raises(FileNotFoundError, match=r"vocab\.bpe"):
-        prepare(config(corpus, tokenizer=f"gpt2:{tmp_path}"))
+        prepare(data_config(corpus, tokenizer=f"gpt2:{tmp_path}"))
 
 
 def test_gpt2_needs_its_files_once(corpus: Path, shared_data: Path) -> None:
-    made = prepare(config(corpus, tokenizer=f"gpt2:{shared_data / 'tokenizer'}"))
-    found = prepare(config(corpus, tokenizer="gpt2:/nowhere"))
+    made = prepare(data_config(corpus, tokenizer=f"gpt2:{shared_data / 'tokenizer'}"))
+    found = prepare(data_config(corpus, tokenizer="gpt2:/nowhere"))
     assert found.path == made.path
     assert found.tokenizer.encode("Hello world") == [15496, 995]
     assert found.train.dtype == np.uint16 and found.train.vocab_size == 50257
@@ -340,14 +242,14 @@ def test_few_documents_are_reported(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name * 100)
     lines: list[str] = []
-    prepare(config(tmp_path / "a.txt", tmp_path / "b.txt"), progress=lines.append)
+    prepare(data_config(tmp_path / "a.txt", tmp_path / "b.txt"), progress=lines.append)
     assert lines[-1].startswith("validation holds 50.0% of the text, not 10.0%")
 
 
 def test_real_corpora(shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     corpora = shared_data / "corpora"
-    dataset = prepare(config(corpora / "fineweb_edu_150.parquet", corpora / "sotu.jsonl.xz"))
+    dataset = prepare(data_config(corpora / "fineweb_edu_150.parquet", corpora / "sotu.jsonl.xz"))
     manifest = dataset.manifest
     assert manifest["train"]["bytes"] + manifest["val"]["bytes"] == 413_121 + 10_761_413
     assert manifest["train"]["documents"] + manifest["val"]["documents"] == 150 + 233
@@ -360,3 +262,108 @@ def test_stdlib_is_the_default() -> None:
     assert dataset.name == "stdlib" and dataset.manifest["sources"][0]["revision"].endswith(sys.version.split()[0])
     assert len(dataset.train) > 3e6 and len(dataset.val) > 1e5
     assert dataset.tokenizer.vocab_size == 257
+
+
+def test_separators_and_empty_rows_are_reported(tmp_path: Path) -> None:
+    """A corpus in one file, its documents divided by GPT-2's marker, as many are published."""
+    (tmp_path / "a.txt").write_text("<|endoftext|>\n".join(f"story {i}\n" for i in range(30)))
+    (tmp_path / "b.jsonl").write_text('{"text": null}\n' * 6)
+    lines: list[str] = []
+    dataset = prepare(data_config(tmp_path / "a.txt", tmp_path / "b.jsonl"), progress=lines.append)
+    assert sorted(documents(dataset.train, dataset) + documents(dataset.val, dataset)) == sorted(
+        ("\n" if i else "") + f"story {i}\n" for i in range(30)
+    )
+    assert {
+        "6 of 7 rows hold no text and are skipped",
+        "1 of 2 files hold no text: b.jsonl",
+        "split at 29 separators <|endoftext|> inside the text",
+    } <= set(lines)
+    assert dataset.manifest["rows"] == {"all": 7, "empty": 6, "separators": 29}
+
+
+def test_files_without_any_text_are_an_error(tmp_path: Path) -> None:
+    for name, content in (("a.txt", b""), ("b.jsonl", b""), ("c.jsonl", b'{"text": ""}\n'), ("d.txt", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"no text in {name}"):
+            prepare(data_config(tmp_path / name))
+
+
+@pytest.mark.parametrize("how", ["append", "replace"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(corpus: Path, cache: Path, how: str) -> None:
+    status = corpus.stat()
+
+    def meanwhile(line: str) -> None:
+        if line.startswith("reading"):
+            rows = corpus.read_text()
+            if how == "append":
+                corpus.write_text(rows + '{"text": "one more"}\n')
+            else:  # as long as before, with the old time
+                corpus.write_text(rows.replace("square 9", "square 8"))
+                os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    with pytest.raises(ValueError, match=r"rows\.jsonl changed while it was read"):
+        prepare(data_config(corpus), progress=meanwhile)
+    assert list(cache.iterdir()) == []
+    prepare(data_config(corpus)).verify()
+
+
+def test_another_mode_or_link_is_no_change(corpus: Path, tmp_path: Path) -> None:
+    """A backup that makes hard links must not end a preparation of hours."""
+
+    def meanwhile(line: str) -> None:
+        if line.startswith("reading"):
+            os.link(corpus, tmp_path / "backup")
+
+    prepare(data_config(corpus), progress=meanwhile)
+
+
+def test_a_file_that_is_copied_over_itself_is_a_changed_one(
+    corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its contents are the same before and after, but half of them while it is read."""
+    whole, documents = corpus.read_bytes(), Source.documents
+
+    def meanwhile(source: Source, column: str, census: Census | None = None) -> Iterator[str]:
+        corpus.write_bytes(whole[: whole.index(b"\n", 600) + 1])
+        yield from documents(source, column, census)
+        corpus.write_bytes(whole)
+
+    monkeypatch.setattr(Source, "documents", meanwhile)
+    with pytest.raises(ValueError, match=r"rows\.jsonl changed while it was read"):
+        prepare(data_config(corpus))
+    assert list(cache.iterdir()) == []
+
+
+def test_an_entry_of_before_separators_is_made_again(tmp_path: Path) -> None:
+    """An earlier release tokenised the marker as text, under the same fingerprint."""
+    (tmp_path / "a.txt").write_text("one<|endoftext|>two")
+    made = prepare(data_config(tmp_path / "a.txt"))
+    manifest = json.loads((made.path / "manifest.json").read_text())
+    del manifest["rows"]
+    (made.path / "manifest.json").write_text(json.dumps(manifest))
+    assert "rows" in prepare(data_config(tmp_path / "a.txt")).manifest
+
+
+def test_prepared_data_is_a_corpus(corpus: Path, tmp_path: Path, cache: Path) -> None:
+    shards = tmp_path / "shards"
+    made = prepare(data_config(corpus, tokenizer="bpe:300", val_fraction=0.2), out=shards)
+    corpus.unlink()
+    opened = prepare(data_config(shards))
+    assert (opened.fingerprint, opened.path) == (made.fingerprint, shards) and not cache.exists()
+    assert settled(data_config(shards)) == data_config(shards, tokenizer="bpe:300", val_fraction=0.2)
+    assert settled(data_config(shards, tokenizer="bpe:300")).val_fraction == 0.2
+    for wrong in ({"tokenizer": "bpe:400"}, {"val_fraction": 0.3}, {"split_seed": 4}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*shards was prepared with"):
+            prepare(data_config(shards, **wrong))
+    with pytest.raises(ValueError, match="stands alone"):
+        prepare(data_config(shards, tmp_path))
+    with pytest.raises(ValueError, match="prepared already"):
+        prepare(data_config(shards), out=tmp_path / "again")
+    damage_shard(shards / "val.shard")
+    with pytest.raises(ValueError, match=r"val\.shard is damaged"):
+        prepare(data_config(shards))
+    for name in ("train.shard", "tokenizer.json"):
+        (shards / name).rename(tmp_path / name)
+        with pytest.raises(FileNotFoundError, match=name):
+            prepare(data_config(shards))
+        (tmp_path / name).rename(shards / name)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spheret
-from spheret.geometry import angle, norm, retract_rows
+from spheret.geometry import angle, norm, retract_rows, row_scale, rows
 
 EXPONENTS = [0.05, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0, 2.7, 3.0, 4.0, 17.0, 1e3, 1e6, math.inf]
 
@@ -182,14 +182,30 @@ def test_extreme_rows(dtype: torch.dtype, size_h: float, size_f: float, parallel
         torch.testing.assert_close(out.double() / size_h, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_nearly_parallel_rows_keep_their_digits() -> None:
-    """|f|^2 - <h,f>^2/|h|^2 has no digit left here; the explicit tangent part has."""
+@pytest.mark.parametrize("dim", [16, 64, 128, 768])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_nearly_parallel_rows_keep_their_digits(dim: int, factor: float) -> None:
+    """|f|^2 - <h,f>^2/|h|^2 has no digit left here; the explicit tangent part has them all, if f and h are scaled and
+    subtracted without rounding."""
     torch.manual_seed(0)
-    h = torch.randn(16, 768)
-    f = h + 1e-3 * torch.randn(16, 768)
-    exact = spheret.retract(h.double(), f.double(), alpha=500.0)
-    error = (spheret.retract(h, f, alpha=500.0).double() - exact).norm() / exact.norm()
-    assert error < 1e-4
+    h = torch.randn(200, dim)
+    f = factor * (h + 1e-4 * torch.randn(200, dim))
+    beta, exact = rows(h, f, 500.0).beta, rows(h.double(), f.double(), 500.0).beta
+    assert (beta / exact - 1).abs().max() < 1e-6
+    with spheret.backend("autograd"):
+        out = spheret.retract(h, f, alpha=500.0)
+    torch.testing.assert_close(out, spheret.retract(h.double(), f.double(), alpha=500.0).float(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_scaled_by_powers_of_two(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    h = torch.tensor([[0, 0], [info.tiny, 0], [-0.75, 0.5], [1, -1], [3, 7.99], [info.max, 1]], dtype=dtype)
+    scale = row_scale(h).squeeze(-1)
+    expected = torch.tensor(
+        [info.tiny, info.tiny, 0.5, 1, 4, 2.0 ** math.floor(math.log2(info.max) - 0.5)], dtype=dtype
+    )
+    assert torch.equal(scale, expected)
 
 
 def test_zero_step_is_the_identity_and_still_learns() -> None:

@@ -245,26 +245,30 @@ def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 
-def work(rank: int, wrap: Callable[[spheret.GPT], nn.Module], port: int, path: Path) -> None:
+WRAPS = {"ddp": wrap_ddp, "fsdp": wrap_fsdp}
+
+
+def work(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    model = wrap(small_gpt())
-    one_step(model, torch.optim.SGD(model.parameters(), lr=0.1), batch(rank))
-    state = {name.removeprefix("module."): whole(p.detach()) for name, p in model.named_parameters()}
-    if rank == 0:
-        torch.save(state, path)
+    for name, wrap in WRAPS.items():
+        model = wrap(small_gpt())
+        one_step(model, torch.optim.SGD(model.parameters(), lr=0.1), batch(rank))
+        state = {key.removeprefix("module."): whole(p.detach()) for key, p in model.named_parameters()}
+        if rank == 0:
+            torch.save(state, folder / name)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrap", [wrap_ddp, wrap_fsdp])
-def test_two_processes_make_the_step_of_one(wrap: Callable[[spheret.GPT], nn.Module], tmp_path: Path) -> None:
+def test_two_processes_make_the_step_of_one(tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    mp.spawn(work, args=(wrap, port, tmp_path / "state.pt"), nprocs=2)
+    mp.spawn(work, args=(port, tmp_path), nprocs=2)
     model = small_gpt()
     one_step(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.cat([batch(0), batch(1)]))
-    theirs = torch.load(tmp_path / "state.pt")
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(theirs[name], p.detach(), rtol=1e-4, atol=1e-6, msg=name)
+    for wrap in WRAPS:
+        theirs = torch.load(tmp_path / wrap)
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(theirs[name], p.detach(), rtol=1e-4, atol=1e-6, msg=f"{wrap}: {name}")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -212,15 +211,6 @@ def test_save_plots_of_nothing_makes_the_folder(tmp_path: Path) -> None:
     assert save_plots([], tmp_path / "new") == [] and (tmp_path / "new").is_dir()
 
 
-def test_import_loads_no_optional_library() -> None:
-    code = (
-        "import sys, spheret.reporting, spheret.reporting.report, spheret.reporting.curves\n"
-        "raise SystemExit(', '.join({'matplotlib', 'jinja2', 'scipy', 'markupsafe'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
 def test_missing_library_names_the_extra(make_comparison, monkeypatch: pytest.MonkeyPatch, library: str) -> None:  # type: ignore[no-untyped-def]
     folder = make_comparison()
@@ -261,40 +251,88 @@ def test_a_diverged_run_shows_its_last_finite_loss_and_qualifies_the_claim(make_
     assert "(1 of 3 runs diverged)" in text.partition("How to read this")[0].partition("bits/byte")[2]
 
 
+class Parts(HTMLParser):
+    """The words of a page that a browser may break at a hyphen: those outside of spans that do not wrap."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.whole, self.breakable, self._depth = [], [], 0  # type: ignore[var-annotated]
+        self.feed(text.partition("</style>")[2])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._depth += tag == "span" and ("class", "w") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self._depth = 0 if tag == "span" else self._depth
+
+    def handle_data(self, data: str) -> None:
+        (self.whole if self._depth else self.breakable).extend(re.findall(r"[^\s:,/]*-[a-z][^\s:,/]*", data))
+
+
+def test_no_flag_and_no_name_parts_at_its_hyphen(make_comparison, kind) -> None:  # type: ignore[no-untyped-def]
+    long = "spheret:p=0.5,alpha=0.3,decay=inv-sqrt,update-norm=rms,final-norm=none"
+    folder = make_comparison([kind("pre-ln", 1.4), kind(long, 1.4), kind("spheret:p=learn-per-layer", 1.4)])
+    results = load_results(folder)
+    results["settings"]["note"] = "as pre-ln"
+    results["verdict"] += f"\nNote: Widen it with `--lrs 0.1`, and more `--seeds` for {long}."
+    html = render_html(results, all_plots(load_comparison(folder)))
+    assert ".w { white-space: nowrap; }" in html
+    parts = Parts(html)
+    assert not {word for word in parts.breakable if re.search("pre-ln|norm|--|sqrt|learn", word)}
+    assert {"pre-ln", "--seeds", "--lrs", "--schemes", "update-norm=rms", "p=learn-per-layer"} <= set(parts.whole)
+    assert long in Page(html).text, "no character is lost"
+
+
+def test_settings_that_schemes_set_for_themselves_are_shown_for_each(make_comparison) -> None:  # type: ignore[no-untyped-def]
+    results = load_results(make_comparison())
+    results["settings"] |= {"weight_decay": 0.1, "warmup_steps": 200}
+    for entry in results["schemes"]:
+        own = entry["scheme"] == "ngpt"
+        entry |= {"weight_decay": 0.0 if own else 0.1, "warmup_steps": 200, "rates": [0.006] if own else [0.001]}
+    text = Page(render_html(results, [])).text.partition("Setup")[2]
+    others = "(pre-ln, spheret:p=1, spheret:p=0.5,alpha=1, geonorm, post-ln)"
+    assert f"weight_decay0.1 {others}; 0 (ngpt)" in text and f"lrs0.001 {others}; 0.006 (ngpt)" in text
+    assert re.search(r"warmup_steps200\s", text)
+
+
+def test_intervals_do_not_part(make_comparison) -> None:  # type: ignore[no-untyped-def]
+    html = render_html(load_results(make_comparison()), [])
+    assert re.search(r"nats/token \[\S+,\N{NO-BREAK SPACE}\S+\]", html)
+
+
+# A notebook's backend, which may not be installed, and settings of size, lines and fonts; and what cannot even be read.
 SURROUNDINGS = {
-    "a notebook's backend": ({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}, ""),
-    "a backend that does not exist": ({"MPLBACKEND": "nonsense"}, ""),
-    "a backend that is not installed": ({"MPLBACKEND": "module://not_there"}, ""),
-    "LaTeX, another size, other lines": (
-        {},
-        "text.usetex: True\nfigure.dpi: 31\nsavefig.bbox: tight\naxes.grid: False",
-    ),
-    "settings that cannot be drawn": (
-        {},
+    "plain": ("", ""),
+    "theirs": (
+        "module://not_there",
+        "text.usetex: True\nfigure.dpi: 31\nsavefig.bbox: tight\naxes.grid: False\n"
         "font.family: cursive\naxes.formatter.use_mathtext: True\npath.sketch: 1, 2, 3",
     ),
+    "nonsense": ("nonsense", ""),
 }
 
 
-@pytest.mark.parametrize(("variables", "settings"), SURROUNDINGS.values(), ids=SURROUNDINGS)
 def test_the_users_matplotlib_does_not_reach_the_report(
-    variables: dict[str, str], settings: str, make_comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_comparison, kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     code = (
         "import os, sys; from pathlib import Path; from spheret.reporting import write_report\n"
         "write_report(Path(sys.argv[1]), figures=Path(sys.argv[2]))\n"
         "assert os.environ.get('MPLBACKEND') == (sys.argv[3] or None), 'the caller may want it'"
     )
-    folder, rc = make_comparison(), tmp_path / "matplotlibrc"
-    rc.write_text(settings)
-    for name in ("MPLBACKEND", "MATPLOTLIBRC"):
-        monkeypatch.delenv(name, raising=False)
-    for figures, env in (("plain", {}), ("theirs", variables | {"MATPLOTLIBRC": str(rc)})):
-        words = [sys.executable, "-c", code, str(folder), str(tmp_path / figures), env.get("MPLBACKEND", "")]
-        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **env})
+    folder, rc = make_comparison([kind("pre-ln", 1.42), kind("cay", 1.40, diverged=(3,))]), tmp_path / "matplotlibrc"
+    monkeypatch.setenv("MATPLOTLIBRC", str(rc))
+    for figures, (backend, settings) in SURROUNDINGS.items():
+        rc.write_text(settings)
+        monkeypatch.setenv("MPLBACKEND", backend)
+        if not backend:
+            monkeypatch.delenv("MPLBACKEND")
+        words = [sys.executable, "-c", code, str(folder), str(tmp_path / figures), backend]
+        done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     for path in (tmp_path / "plain").iterdir():
         assert path.read_bytes() == (tmp_path / "theirs" / path.name).read_bytes(), path.name
+        assert path.read_bytes() == (tmp_path / "nonsense" / path.name).read_bytes(), path.name
 
 
 def test_the_csv_is_written_even_if_the_figures_fail(make_comparison, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

@@ -24,11 +24,14 @@ SCRIPT = """
 import json, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 from spheret.training import TrainingInterrupted, config_from_dict, train
-config, out = config_from_dict(json.loads(sys.argv[1])), sys.argv[2]
-try:
-    train(config, out)
-except TrainingInterrupted as stop:
-    sys.exit(stop.exit_code)
+code = 0
+for out in sys.argv[2:]:
+    try:
+        train(config_from_dict(json.loads(sys.argv[1])), out)
+    except TrainingInterrupted as stop:
+        code = stop.exit_code
+        print(code, flush=True)
+sys.exit(code)
 """
 
 
@@ -53,7 +56,7 @@ def tiny(data_config: DataConfig) -> Callable[..., TrainConfig]:
     def build(scheme: str = "pre-ln", dropout: float = 0.0, **changes: Any) -> TrainConfig:
         model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, scheme=scheme, dropout=dropout)
         settings: dict[str, Any] = {"steps": 6, "batch_size": 4, "eval_windows": 8, "log_interval": 1, "device": "cpu"}
-        return TrainConfig(model=model, data=data_config, **(settings | changes))
+        return TrainConfig(model=model, **({"data": data_config} | settings | changes))
 
     return build
 
@@ -79,13 +82,15 @@ def interrupted() -> Callable[[TrainConfig, Path, Dataset, int], None]:
 
 @pytest.fixture(scope="session")
 def start() -> Callable[..., subprocess.Popen[str]]:
-    """Trains into a folder in a process of its own; keywords are environment variables."""
+    """Trains into one folder after the other in a process of its own, which prints how each run was interrupted;
+    keywords are environment variables."""
 
-    def start_process(config: TrainConfig, out: Path, **environment: str) -> subprocess.Popen[str]:
+    def start_process(config: TrainConfig, *out: Path, **environment: str) -> subprocess.Popen[str]:
         source = str(Path(spheret.__file__).parents[1])
         return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, json.dumps(config_to_dict(config)), str(out)],
+            [sys.executable, "-c", SCRIPT, json.dumps(config_to_dict(config)), *map(str, out)],
             env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,19 @@ from spheret.training import RunBusy, TrainConfig, read_metrics, read_result, tr
 Tiny = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("resume", [False, True])
 def test_a_second_training_run_into_a_folder_is_refused_and_changes_nothing(
-    resume: bool, tiny: Tiny, tmp_path: Path, dataset: Dataset, start: Callable[..., subprocess.Popen[str]]
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     config = tiny(steps=1_000_000, warmup_ratio=0, checkpoint_interval=5, eval_interval=100_000)
     process = start(config, tmp_path)
     try:
         while len(read_metrics(tmp_path)) < 3:
             assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
         stored = (tmp_path / "config.json").read_bytes()
-        with pytest.raises(RunBusy, match=f"another process is training into {tmp_path}"):
-            train(tiny(seed=2), tmp_path, dataset=dataset, resume=resume)
+        for resume in (False, True):
+            with pytest.raises(RunBusy, match=f"another process is training into {tmp_path}"):
+                train(tiny(seed=2), tmp_path, dataset=dataset, resume=resume)
         assert (tmp_path / "config.json").read_bytes() == stored
         process.terminate()
         assert process.wait(timeout=60) == 128 + 15

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from spheret.data import Dataset
+from spheret.data import DataConfig, Dataset, prepare
 from spheret.data.shards import HEADER_BYTES
 from spheret.evaluation import evaluate
 from spheret.training import TrainConfig, load_model, read_metrics, read_result, train
@@ -195,15 +196,15 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("side", ["train", "val"])
+@pytest.mark.parametrize(("side", "place"), [("train", slice(None)), ("val", slice(None)), ("train", 77), ("val", 0)])
 def test_ids_that_do_not_fit_are_refused_before_anything_is_written(
-    side: str, tiny: Tiny, tmp_path: Path, dataset: Dataset
+    side: str, place: slice | int, tiny: Tiny, tmp_path: Path, dataset: Dataset
 ) -> None:
+    """The header says one vocabulary, the ids are of another; also where a single one is, and never a target."""
     shard = getattr(dataset, side)
-    # The header says one vocabulary, the ids are of another.
-    (tmp_path / "bad.shard").write_bytes(
-        shard.path.read_bytes()[:HEADER_BYTES] + np.full(len(shard), 299, "<u2").tobytes()
-    )
+    ids = np.array(shard.tokens)
+    ids[place] = 299
+    (tmp_path / "bad.shard").write_bytes(shard.path.read_bytes()[:HEADER_BYTES] + ids.tobytes())
     bad = replace(dataset, **{side: replace(shard, path=tmp_path / "bad.shard")})
     with pytest.raises(ValueError, match=r"299\b.*vocabulary (of|has) 257"):
         train(tiny(), tmp_path / "run", dataset=bad)
@@ -223,7 +224,7 @@ def test_works_without_a_cuda_driver(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("auto", "cpu"):
         assert train(tiny(steps=2, device=device), tmp_path / device, dataset=dataset).outcome == "finished"
-    with pytest.raises(ValueError, match="device=cpu"):
+    with pytest.raises(ValueError, match="finds no cuda here; use auto or cpu"):
         train(tiny(device="cuda"), tmp_path / "cuda", dataset=dataset)
 
 
@@ -254,3 +255,58 @@ def test_the_validation_windows_are_the_same_for_every_seed(tiny: Tiny, tmp_path
     a, b = (Run.build(tiny(seed=seed), tmp_path, dataset).validation for seed in (1, 2))
     assert np.array_equal(a.y, b.y)
     assert a.unigram_loss == b.unigram_loss
+
+
+def test_prepared_data_settles_the_configuration(tiny: Tiny, data_config: DataConfig, tmp_path: Path) -> None:
+    """config.json names the tokenizer that made the tokens, whatever the default is."""
+    prepare(replace(data_config, tokenizer="bpe:258", val_fraction=0.2), out=tmp_path / "shards")
+    config = tiny(steps=1, data=DataConfig(data=(str(tmp_path / "shards"),)))
+    config = replace(config, model=replace(config.model, vocab_size=258))
+    train(config, tmp_path / "run")
+    stored = read(tmp_path / "run", "config.json")["data"]
+    assert (stored["tokenizer"], stored["val_fraction"]) == ("bpe:258", 0.2)
+
+
+NO_DEVICES = ("meta", "hpu", "gpu", "cuda:", "3", "")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("mps", "device = 'mps': PyTorch .* finds no mps here; use auto or cpu"),
+        ("xpu:1", "finds no xpu here"),
+        ("cpu:3", "device = 'cpu:3': the last one here is cpu:0"),
+        ("cuda:3", "device = 'cuda:3': the last one here is cuda:1; use it, or auto"),
+        *((name, f"device = '{name}' is not one that PyTorch trains on") for name in NO_DEVICES),
+    ],
+)
+def test_a_device_that_is_not_here_costs_one_line_before_the_corpus_is_read(
+    device: str, message: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = tiny(device=device)
+    config = replace(config, data=replace(config.data, data=("missing.txt",)))
+    with pytest.raises(ValueError, match=message) as caught:
+        train(config, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "says"), [("auto", "cuda", True), ("bfloat16", "cuda", False), ("auto", "cpu", False)]
+)
+def test_a_gpu_without_bfloat16_is_said_to_compute_in_float32(
+    name: str, device: str, says: bool, tiny: Tiny, tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr("spheret.training.loop.resolve_device", lambda name: torch.device(name))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Run.build(tiny(device=device, dtype=name), tmp_path, dataset)
+    assert sum("computes in float32" in str(warning.message) for warning in caught) == says
+
+
+def test_a_folder_without_a_name_is_not_the_current_one(tiny: Tiny, dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="out = '' names no folder"):
+        train(tiny(), "", dataset=dataset)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spheret.data import DataConfig
+from spheret.models import GPTConfig
 from spheret.training import TrainConfig
 from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 
@@ -22,6 +24,16 @@ def test_the_settings_of_every_command_have_the_same_defaults() -> None:
         vocab_size=own.model.vocab_size,
     )
     assert run == own
+
+
+def test_every_setting_of_a_run_is_a_flag() -> None:
+    """Of `train` and `compare` alike, except what each sets itself and what is a setting in Python alone."""
+    offered = {field.name for field in dataclasses.fields(RunSettings)}
+    own = {"model", "lr", "seed", "init_from", "scheme", "vocab_size", "cache"}
+    python_only = {"max_train_tokens", "save_final", "on_divergence", "bias", "rope_base", "folded", "split_seed"}
+    for kind in (TrainConfig, GPTConfig, DataConfig):
+        missing = {field.name for field in dataclasses.fields(kind)} - offered
+        assert missing <= own | python_only, kind
 
 
 def test_warmup_is_given_once() -> None:

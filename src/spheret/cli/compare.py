@@ -14,6 +14,7 @@ from rich.console import Console
 
 from spheret.cli.console import flags_checked, output, say
 from spheret.cli.progress import view
+from spheret.cli.schemes import say_cautions
 from spheret.comparison.compare import compare, failures, warnings_of
 from spheret.comparison.runs import CompareConfig
 from spheret.reporting import load_results, markdown, print_table, write_report
@@ -41,6 +42,7 @@ def run(config: CompareConfig) -> int:
     console = output()
     size = f"{config.total_runs} runs of {config.steps} steps"
     say(console, f"Comparing {', '.join(config.names)}: {size}, baseline {config.names[0]}.")
+    say_cautions(console, config.names)
 
     def announce(command: str) -> None:
         notice = (

@@ -118,5 +118,6 @@ def as_flags(message: str, command: Any) -> str:
     """`message` with field names written as flags: 'n_embd = 30' becomes '--n-embd 30'."""
     # Configurations are also used from Python, so their own messages name fields and not flags.
     for field in dataclasses.fields(command):
-        message = re.sub(rf"(?<![\w-]){field.name} ?= ?(?=\S)", f"--{field.name.replace('_', '-')} ", message)
+        name = rf"(?<![\w.-])(?:model\.|data\.)?{field.name}"
+        message = re.sub(rf"{name} ?= ?(?=\S)", f"--{field.name.replace('_', '-')} ", message)
     return message

@@ -5,6 +5,7 @@ Every subcommand is a frozen dataclass, from which tyro makes the flags and the 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -23,6 +25,8 @@ from spheret.comparison.compare import ComparisonBusy
 from spheret.recipes import recipe
 from spheret.training import RunBusy
 from spheret.training.config import warmup_settings
+from spheret.training.run_folder import CONFIG, read_config
+from spheret.training.settings import flags_of
 
 DESCRIPTION = """Sphere-retraction residual connections for transformers: compare schemes, train, report.
 
@@ -57,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(words: list[str]) -> int:
     classes = {name: command for name, (command, _) in COMMANDS.items()}
     try:  # a configuration checks itself when it is built, so a bad value raises here already
-        given = with_recipe(without_warmup(words))
+        given = with_stored(with_recipe(without_warmup(with_paths(words))))
         command = tyro.extras.subcommand_cli_from_dict(classes, args=given, prog="spheret", description=DESCRIPTION)
         return next(run for kind, run in COMMANDS.values() if type(command) is kind)(command)
     except KeyboardInterrupt as stop:
@@ -77,6 +81,25 @@ def _run(words: list[str]) -> int:
 
 
 # --- rewriting the command line before tyro parses it ---
+
+
+def with_paths(words: list[str]) -> list[str]:
+    """The command line with `~` as the user's home: the shell expands it only at the start of a word.
+
+    UsageError: an empty value, which as a path would be the current folder; or there is no home.
+    """
+    expanded = []
+    for before, word in pairwise(["", *words]):
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if not value and (equals or not flag):
+            name = flag or (before if before.startswith("--") else "an argument")
+            raise UsageError(f"{name} is empty: give it a value, or omit it")
+        prefix, path = ("gpt2:", value[5:]) if value.startswith("gpt2:~") else ("", value)
+        home = os.path.expanduser(path)
+        if home == path and (path == "~" or path.startswith("~/")):
+            raise UsageError(f"{path}: this user has no home folder; set HOME, or give the whole path")
+        expanded.append(f"{flag}{equals}{prefix}{home}" if equals or not flag else word)
+    return expanded
 
 
 def with_recipe(words: list[str]) -> list[str]:
@@ -99,16 +122,35 @@ def with_recipe(words: list[str]) -> list[str]:
         return words
     with flags_checked():
         planned = recipe(name, scheme=_given(words, "--scheme")).flags()
+    return ["train", *_not_given(planned, words), *words[1:]]
+
+
+def with_stored(words: list[str]) -> list[str]:
+    """For `train --resume`, put the settings of the run in --out before the user's flags, which replace them.
+
+    ValueError: the run's config.json is damaged.
+    """
+    folder = Path(_given(words, "--out") or train.TrainCommand.out)
+    if words[:1] != ["train"] or "--resume" not in words or not (folder / CONFIG).exists():
+        return words
+    config = read_config(folder)
+    if _given(words, "--steps") is not None:  # more steps must not prolong a warm-up that is over
+        config = dataclasses.replace(config, warmup_steps=config.total_warmup_steps)
+    return ["train", *_not_given(flags_of(config), words), *words[1:]]
+
+
+def _not_given(planned: list[str], words: list[str]) -> list[str]:
+    """The planned flags, each followed by its values, without those that are on the command line."""
     given = {_flag(word) for word in words}
-    if given & {"--warmup-steps", "--warmup-ratio"}:  # two ways to set one thing: either replaces the recipe's
+    if given & {"--warmup-steps", "--warmup-ratio"}:  # two ways to set one thing: either replaces the other
         given |= {"--warmup-steps", "--warmup-ratio"}
     kept, keep = [], True
-    for word in planned:  # flags, each followed by its values
+    for word in planned:
         if word.startswith("--"):
             keep = word not in given
         if keep:
             kept.append(word)
-    return ["train", *kept, *words[1:]]
+    return kept
 
 
 def without_warmup(words: list[str]) -> list[str]:
@@ -131,11 +173,15 @@ def without_warmup(words: list[str]) -> list[str]:
 
 
 def _given(words: list[str], flag: str) -> str | None:
-    """The value of a flag on a command line, written `--flag value` or `--flag=value`; None without the flag."""
+    """The value of a flag on a command line, written `--flag value` or `--flag=value`; None without the flag.
+
+    The last one counts, as for tyro.
+    """
+    found = None
     for word, following in pairwise([*words, ""]):
         if _flag(word) == flag:
-            return word.partition("=")[2] if "=" in word else following
-    return None
+            found = word.partition("=")[2] if "=" in word else following
+    return found
 
 
 def _without(words: list[str], flag: str) -> list[str]:

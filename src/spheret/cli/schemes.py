@@ -57,7 +57,9 @@ def _list(console: Console) -> None:
         for name in names:
             say_hanging(console, f"{name:{width}}  ", parse_scheme(name).summary)
         scheme = parse_scheme(names[0])
-        _say_facts(console, {"equation": scheme.equation} | _facts(scheme), indent=4)
+        cautions = (parse_scheme(name).caution for name in names)
+        caution = {"caution": next(filter(None, cautions), "")}
+        _say_facts(console, {"equation": scheme.equation} | _facts(scheme) | caution, indent=4)
         say(console)
     for line in LEGEND:
         say_hanging(console, "", line)
@@ -94,7 +96,18 @@ def _facts(scheme: Scheme) -> dict[str, str]:
         "parameters": _parameters(scheme),
         "cost": scheme.cost,
         "source": scheme.source,
+        "caution": scheme.caution,
     }
+
+
+def say_cautions(console: Console, schemes: Sequence[str]) -> None:
+    """Print what users must know about the schemes that they are about to train, each sentence once."""
+    found: dict[str, list[str]] = {}
+    for name in schemes:
+        found.setdefault(parse_scheme(name).caution, []).append(name)
+    for caution, names in found.items():
+        if caution:
+            say(console, f"Caution, {', '.join(names)}: {caution}", "yellow")
 
 
 def _parameters(scheme: Scheme) -> str:
@@ -119,7 +132,8 @@ def _size(modules: Sequence[nn.Module], widths: tuple[int, int]) -> str:
 
 
 def _say_facts(console: Console, facts: Mapping[str, str], indent: int = 0) -> None:
-    """Print names in a column on the left and their texts on the right."""
+    """Print names in a column on the left and their texts on the right, where there is a text."""
+    facts = {name: text for name, text in facts.items() if text}
     width = max(map(len, facts))
     for name, text in facts.items():
         for i, line in enumerate(text.splitlines() or [""]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from spheret.cli.console import UsageError, duration, flags_checked, output, say
+from spheret.cli.schemes import say_cautions
 from spheret.connections import canonical_name
 from spheret.data import DataConfig, prepare
 from spheret.training import RunResult, TrainConfig, TrainingInterrupted, checkpoints, train
 from spheret.training.checkpoint import weights_folder
-from spheret.training.run_folder import CONFIG, RUN
+from spheret.training.run_folder import CONFIG, RUN, read_config
 from spheret.training.settings import RunSettings, scheme_lr
 from spheret.training.state import check_buildable
 
@@ -29,7 +32,7 @@ class PrepareCommand:
     """
 
     data: tuple[str, ...] = DataConfig.data
-    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
+    """Corpus: stdlib (Python's own source), .txt, .jsonl, .json or .parquet files, or folders of them."""
     tokenizer: str = DataConfig.tokenizer
     """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
     text_column: str = DataConfig.text_column
@@ -69,8 +72,9 @@ class TrainCommand(RunSettings):
 
     Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
 
-    To continue a run that Ctrl-C or a signal stopped, repeat the command with --resume. `spheret train NAME` is short
-    for `spheret train --recipe NAME`.
+    `spheret train --resume --out runs/proj` continues a run that Ctrl-C or a signal stopped, and with more --steps also
+    one that has ended, if its schedule is constant, or wsd before the decay. `spheret train NAME` is short for
+    `spheret train --recipe NAME`.
     """
 
     recipe: str = ""
@@ -84,7 +88,8 @@ class TrainCommand(RunSettings):
     out: Path = Path("runs/train")
     """Run folder."""
     resume: bool = False
-    """Continue from the newest checkpoint in --out that is whole."""
+    """Continue the run in --out from its newest whole checkpoint, with its settings. Flags must agree with them, apart
+    from intervals, device and the like."""
     init_from: Path | None = None
     """Start a new run from the weights in this run folder or checkpoint: a new optimizer, and step 0."""
 
@@ -94,14 +99,22 @@ class TrainCommand(RunSettings):
 
     def config(self, vocab_size: int) -> TrainConfig:
         """The run's configuration, for a vocabulary of this size."""
+        resumed = self.resume and (self.out / CONFIG).exists()
         config = self.train_config(
             canonical_name(self.scheme),
             lr=scheme_lr(self.scheme, n_embd=self.n_embd, n_layer=self.n_layer) if self.lr is None else self.lr,
             seed=self.seed,
             vocab_size=vocab_size,
+            base=read_config(self.out) if resumed else None,
         )
         # Absolute, because the run may be resumed from another current folder.
+        config = replace(config, data=replace(config.data, data=tuple(map(_absolute, config.data.data))))
         return config if self.init_from is None else replace(config, init_from=str(self.init_from.resolve()))
+
+
+def _absolute(corpus: str) -> str:
+    """`corpus`, a path as an absolute one; a name such as stdlib stays as it is."""
+    return os.path.abspath(corpus) if corpus != DataConfig.data[0] and os.path.exists(corpus) else corpus
 
 
 def run(command: TrainCommand) -> int:
@@ -109,8 +122,10 @@ def run(command: TrainCommand) -> int:
     console = output()
     # Both checks come before the corpus is prepared, which may take long.
     _check_folder(command)
-    check_buildable(command.config(vocab_size=1))
-    dataset = prepare(command.data_config, progress=lambda line: say(console, line, "dim"))
+    config = command.config(vocab_size=1)
+    check_buildable(config)
+    say_cautions(console, [command.scheme])
+    dataset = prepare(config.data, progress=lambda line: say(console, line, "dim"))
     config = command.config(dataset.tokenizer.vocab_size)
     line = progress_line(config)
     try:
@@ -123,9 +138,10 @@ def run(command: TrainCommand) -> int:
             on_resume=lambda saved: say(console, f"continuing from {saved.name} of {config.total_steps}"),
         )
     except TrainingInterrupted as stop:
-        start = "" if checkpoints(command.out) else " It will start over, because there is no checkpoint."
+        start = "" if checkpoints(command.out) else " (it will start over, because there is no checkpoint)"
         with suppress(OSError):  # it may be the output that ended
-            say(console, f"Stopped. {command.out} holds the run so far. To continue, repeat with --resume.{start}")
+            say(console, f"Stopped. {command.out} holds the run so far. To continue{start}:")
+            say(console, f"  spheret train --resume --out {shlex.quote(str(command.out))}", to_copy=True)
         return stop.exit_code
     say(console, summary(result))
     return 0 if result.outcome == "finished" else 1
@@ -169,12 +185,14 @@ def progress_line(config: TrainConfig) -> Callable[[dict[str, Any]], str]:
 def _check_folder(command: TrainCommand) -> None:
     """UsageError: the folder already holds a run, or holds none to resume. FileNotFoundError: no weights there."""
     out = command.out
-    if command.init_from is not None:
+    if command.init_from is not None and not (command.resume and checkpoints(out)):
         weights_folder(command.init_from)
     if command.resume and not (out / CONFIG).exists():
-        raise UsageError(f"--resume: there is no run in {out}; omit --resume to start one")
+        raise UsageError(f"--resume: there is no run in {out}, since it has no {CONFIG}; omit --resume to start one")
     if not command.resume and ((out / RUN).exists() or checkpoints(out)):
-        raise UsageError(f"{out} already holds a run: continue it with --resume, or choose another --out")
+        raise UsageError(
+            f"{out} already holds a run: continue it with `spheret train --resume --out {out}`, or choose another --out"
+        )
 
 
 def _line(record: dict[str, Any], steps: int) -> str:

@@ -134,6 +134,7 @@ class Comparison:
             "seeds": list(range(1, config.seeds + 1)),
             "tuning_seed": TUNING_SEED if len(config.lrs) > 1 else None,
             "batch_size": config.batch_size,
+            "grad_accum": config.grad_accum,
             "jobs": self.jobs,
             "tokens_per_run": run.total_steps * run.tokens_per_step,
             "schedule": config.schedule,
@@ -145,8 +146,14 @@ class Comparison:
             "grad_clip": config.grad_clip,
             "eval_windows": config.eval_windows,
             "dtype": config.dtype,
+            "compile": config.compile,
             "model": model,
-            "data": {"data": list(config.data), "tokenizer": config.tokenizer, "val_fraction": config.val_fraction},
+            "data": {
+                "data": list(config.data),
+                "tokenizer": config.tokenizer,
+                "text_column": config.text_column,
+                "val_fraction": config.val_fraction,
+            },
         }
 
     def _entry(self, scheme: str) -> dict[str, Any]:

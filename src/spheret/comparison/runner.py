@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -167,7 +168,7 @@ class Runner:
                 target=work, args=(spec, self.dataset.absolute(), self.threads), name=spec.folder.name, daemon=True
             )
             # No signal may come between the start of a process and its entry in the list of those to be stopped.
-            with _signals_blocked():
+            with _signals_blocked(), _caller_hidden():
                 process.start()
                 self.active.append(Active(spec, process, MetricsTail(spec.folder / METRICS)))
             self._tick(stop)
@@ -207,8 +208,19 @@ def process_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     # The first optimizer of a process imports torch._dynamo, a second of work that the server does once for all runs.
-    context.set_forkserver_preload(["__main__", "spheret.comparison.worker", "torch._dynamo"])
+    context.set_forkserver_preload(["spheret.comparison.worker", "torch._dynamo"])
     return context
+
+
+@contextmanager
+def _caller_hidden() -> Iterator[None]:
+    """Keep a new process from importing the caller's script: without a main guard, that would start it once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -61,6 +61,9 @@ class CompareConfig(RunSettings):
             object.__setattr__(self, "lrs", ByWidth(default_lr(self.n_embd, share) for share in LR_SHARES))
         if len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"lrs = {self.lrs}: a learning rate is given twice; name it once")
+        if str(self.out) == "":
+            raise ValueError("out = '' names no folder: give the folder of the report, or . for the current one")
+        object.__setattr__(self, "out", Path(self.out))
         if self.seeds < 1:
             raise ValueError(f"seeds = {self.seeds}: at least 1 run per scheme is needed, 3 or more for a verdict")
         if self.jobs < 0:
@@ -123,7 +126,7 @@ def seed_runs(config: CompareConfig, scheme: str, lr: float, vocab_size: int, fi
 def _spec(
     config: CompareConfig, scheme: str, lr: float, seed: int, purpose: Purpose, vocab_size: int, fingerprint: str
 ) -> RunSpec:
-    run = config.train_config(scheme, lr=lr, seed=seed, vocab_size=vocab_size, save_final=False)
+    run = config.train_config(scheme, lr=lr, seed=seed, vocab_size=vocab_size, base=TrainConfig(save_final=False))
     name = f"{_slug(scheme)}-lr{lr:g}-seed{seed}-{_digest(run, fingerprint)}"
     return RunSpec(scheme, lr, seed, purpose, run, config.out / "runs" / name)
 

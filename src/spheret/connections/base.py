@@ -187,6 +187,14 @@ class Scheme(ABC):
         opening = " ".join(documentation.split("\n\n")[0].split())
         return re.split(r"\.\s+(?=[A-Z])", opening)[0].rstrip(".").replace("``", "")
 
+    @property
+    def caution(self) -> str:
+        """What a user must know before training with these options, as a sentence; '' if there is nothing.
+
+        `spheret train`, `compare` and `schemes` print it.
+        """
+        return ""
+
     @abstractmethod
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None

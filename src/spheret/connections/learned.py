@@ -27,16 +27,27 @@ def check_start(p: float) -> None:
 
 
 class Float32Module(nn.Module):
-    """A module whose parameters and buffers stay float32 when the model is cast to a lower precision."""
+    """A module whose parameters and buffers stay float32 when the model is cast to a lower precision, and when a state
+    dict of a lower precision is assigned to it."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # Every .to(), .half() and .cuda() of a module goes through _apply, so this is the one place to intercept casts.
         def keep(t: Tensor) -> Tensor:
             cast = fn(t)
-            lowered = cast.is_floating_point() and torch.finfo(cast.dtype).bits < 32
-            return t.to(cast.device) if lowered else cast
+            return t.to(cast.device) if _is_lower(cast.dtype) else cast
 
         return super()._apply(keep, recurse)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # With assign=True these very tensors become the parameters. The dict is the loader's own copy.
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            if _is_lower(state_dict[name].dtype):
+                state_dict[name] = state_dict[name].detach().float()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _is_lower(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and torch.finfo(dtype).bits < 32
 
 
 class LearnedScalar(Float32Module):

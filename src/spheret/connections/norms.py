@@ -30,10 +30,18 @@ def check_eps(eps: float) -> None:
         raise ValueError(f"eps = {eps}: a norm needs a small number above 0, for example 1e-5")
 
 
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's LayerNorm, (..., dim) -> (..., dim) in the dtype of ``x``, to which gain and bias are cast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
+
+
 class RMSNorm(nn.RMSNorm):
     """``g x / sqrt(mean(x^2) + eps)`` (arXiv 1910.07467), (..., dim) -> (..., dim) in the dtype of ``x``.
 
-    The gain is cast to the dtype of ``x``. Row statistics are float32 at any dtype.
+    The gain is cast to the dtype of ``x``. Row statistics are float32 or better.
     """
 
     def __init__(self, dim: int, eps: float = RMS_EPS) -> None:
@@ -45,14 +53,12 @@ class RMSNorm(nn.RMSNorm):
 
 
 @overload
-def build_norm(kind: NormKind, dim: int, *, eps: float = EPS, bias: bool = False) -> nn.LayerNorm | RMSNorm: ...
+def build_norm(kind: NormKind, dim: int, *, eps: float = EPS, bias: bool = False) -> LayerNorm | RMSNorm: ...
 @overload
 def build_norm(
     kind: OptionalNormKind, dim: int, *, eps: float = EPS, bias: bool = False
-) -> nn.LayerNorm | RMSNorm | None: ...
-def build_norm(
-    kind: OptionalNormKind, dim: int, *, eps: float = EPS, bias: bool = False
-) -> nn.LayerNorm | RMSNorm | None:
+) -> LayerNorm | RMSNorm | None: ...
+def build_norm(kind: OptionalNormKind, dim: int, *, eps: float = EPS, bias: bool = False) -> LayerNorm | RMSNorm | None:
     """A norm over the last ``dim`` entries, its gain initially 1; None for ``none``.
 
     Raises:
@@ -61,7 +67,7 @@ def build_norm(
     check_bias(kind, bias)
     if kind == "none":
         return None
-    return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layernorm" else RMSNorm(dim, eps)
+    return LayerNorm(dim, eps=eps, bias=bias) if kind == "layernorm" else RMSNorm(dim, eps)
 
 
 class Float32Norm(Float32Module):

@@ -1,7 +1,7 @@
 r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the update (arXiv 2608.02668).
 
-    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = p arctan(beta/p)
-    h' = cos(theta) h + sin(theta) |h| w/|w|
+    w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|
+    theta = p arctan(beta/p),   h' = cos(theta) h + sin(theta) |h| w/|w|
 
 p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` does
 not change: a ScaleNorm with one learned radius sets it once, after the embedding. lambda_l = 1/sqrt(l), where l counts
@@ -223,7 +223,9 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
     x, y = h.to(dtype), f.to(dtype)
     cos, sinc = cos_and_sinc(rows(x, y, alpha).beta, p)
     moved = cos * x + sinc * alpha * y
-    return scale_norm(moved, norm(x) if radius is None else radius)
+    # The norm of h in float64: rounded to float32 it comes out low more often than high just below a power of two,
+    # where sqrt(d) may be, and a thousand connections add that up.
+    return scale_norm(moved, norm(x.double()) if radius is None else radius).to(dtype)
 
 
 class SphereStream(Stream):
@@ -403,6 +405,16 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             math.inf: "GeoNorm, the exponential map: p = inf, theta = beta (arXiv 2601.22095)",
         }
         return known.get(self.p, f"p-SpheretNorm: p = {self.p:g}, theta = p arctan(beta/p) (arXiv 2608.02668)")
+
+    @property
+    def caution(self) -> str:
+        """That a step can pass the antipode, and from which size on: theta reaches pi at beta = p tan(pi/p)."""
+        if isinstance(self.p, str):
+            return "A learned p can grow above 2. A large step can then rotate the hidden state past its antipode."
+        if self.p <= 2:
+            return ""
+        limit = math.pi if math.isinf(self.p) else self.p * math.tan(math.pi / self.p)
+        return f"Because p > 2, a large step (beta > {limit:.3g}) rotates the hidden state past its antipode."
 
     def stream(self, dim: int, n_layer: int) -> SphereStream:
         exponent = LearnedExponent(self.p_start) if self.p == LEARN else None

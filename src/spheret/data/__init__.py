@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spheret.data.cache import cache_folder
 from spheret.data.config import DataConfig
-from spheret.data.dataset import Dataset
+from spheret.data.dataset import Dataset, settled
 from spheret.data.loader import fixed_windows, sample_batch
 from spheret.data.preparation import prepare
 from spheret.data.shards import Shard, ShardWriter, write_shard
@@ -29,6 +29,7 @@ __all__ = [
     "load_gpt2",
     "prepare",
     "sample_batch",
+    "settled",
     "unigram_loss",
     "write_shard",
 ]

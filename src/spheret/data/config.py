@@ -16,7 +16,8 @@ from spheret.data.tokenization import parse_tokenizer
 class DataConfig:
     """Corpus, tokenizer and split of a data set.
 
-    data: what to read, in order: ``stdlib``, files (.txt .md .py .jsonl .jsonl.gz .jsonl.xz .parquet), folders.
+    data: what to read, in order: ``stdlib``, files (.txt .md .py .jsonl .json, also compressed, and .parquet), folders;
+        or one folder that ``spheret prepare --out`` wrote.
     tokenizer: ``bytes`` | ``bpe`` | ``bpe:<vocabulary>`` | ``gpt2`` | ``gpt2:<folder>``.
     val_fraction: share held out for validation, in (0, 1).
     text_column: the field of ``.jsonl`` and ``.parquet`` rows that holds the text.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from spheret.data.config import DataConfig
 from spheret.data.shards import Shard
-from spheret.data.tokenization import Tokenizer, load_tokenizer
+from spheret.data.tokenization import Tokenizer, load_tokenizer, parse_tokenizer
 
 MANIFEST, TRAIN, VAL = "manifest.json", "train.shard", "val.shard"
 # Increase it when an older release could no longer read the folder. The fingerprint includes it.
@@ -78,6 +79,55 @@ class Dataset:
         """Reads both shards completely. Raises ValueError, which names the file, if a byte changed."""
         self.train.verify()
         self.val.verify()
+
+
+def shard_folder(config: DataConfig) -> Path | None:
+    """The folder of prepared data that ``config.data`` names, or None if it names a corpus.
+
+    Raises ValueError if it names prepared data beside something else.
+    """
+    folders = [Path(entry).expanduser() for entry in config.data]
+    # One shard is enough: with the other missing, the folder is damaged, and no corpus.
+    prepared = [
+        folder
+        for folder in folders
+        if (folder / MANIFEST).is_file() and any((folder / s).is_file() for s in (TRAIN, VAL))
+    ]
+    if prepared and len(folders) > 1:
+        raise ValueError(
+            f"{prepared[0]} is prepared data, which stands alone: give it without {len(folders) - 1} other entries, or "
+            "prepare all the text together"
+        )
+    return prepared[0] if prepared else None
+
+
+def settled(config: DataConfig) -> DataConfig:
+    """``config`` with the tokenizer, split and text column of the prepared data that it names, if it names any.
+
+    Raises ValueError if ``config`` asks for others, ones that are not the defaults.
+    """
+    folder = shard_folder(config)
+    if folder is None:
+        return config
+    manifest = _read_manifest(folder)
+    try:
+        split = manifest["split"]
+        stored = {
+            "tokenizer": manifest["tokenizer"]["name"],
+            "val_fraction": split["val_fraction"],
+            "split_seed": split["seed"],
+            "text_column": manifest["text_column"],
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MANIFEST} is incomplete ({error!r}): prepare the data again") from error
+    defaults = {f.name: f.default for f in fields(config)}
+    for name, value in stored.items():
+        asked = getattr(config, name)
+        # gpt2:<folder> asks for the vocabulary gpt2; bpe is short for a size.
+        same = asked == value or (name == "tokenizer" and parse_tokenizer(asked).name == value)
+        if not same and asked != defaults[name]:
+            raise ValueError(f"{name}={asked!r}, but {folder} was prepared with {value!r}: omit it, or prepare again")
+    return replace(config, **stored)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

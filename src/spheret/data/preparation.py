@@ -8,20 +8,29 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
-import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
 
-from spheret.data.cache import cache_folder, open_sound, publish, refuse_foreign, sweep
+from spheret.data.cache import (
+    UnusableFolder,
+    cache_folder,
+    open_sound,
+    publish,
+    publish_into,
+    refuse_foreign,
+    spare_folder,
+    working_folder,
+)
 from spheret.data.config import DataConfig
-from spheret.data.dataset import FORMAT, MANIFEST, TRAIN, VAL, Dataset
+from spheret.data.dataset import FORMAT, MANIFEST, TRAIN, VAL, Dataset, settled, shard_folder
 from spheret.data.shards import ShardWriter
-from spheret.data.sources import Source, resolve
+from spheret.data.sources import SEPARATOR, Census, Source, counted, listed, resolve
 from spheret.data.split import Split, decide
 from spheret.data.tokenization import Tokenizer, build_tokenizer, encode_documents, identity, save_tokenizer
 
@@ -36,36 +45,106 @@ def prepare(
 
     The same contents, tokenizer and split have the same fingerprint wherever the files are. Several processes may
     prepare the same data: each writes a temporary folder, the first to finish renames its own into place, and the
-    others use that one. A damaged cache entry is made again. Memory is bounded by the largest document (a text file
-    above 16 MiB counts as many documents).
+    others use that one. A damaged cache entry is made again. A cache that cannot be used is replaced by one in the
+    system's temporary folder, with a warning. Memory is bounded by the largest document (a text file above 16 MiB
+    counts as many documents) and the largest .json file.
+
+    If ``config.data`` is a folder that ``prepare`` wrote, it is opened and checked.
+
+    out: a folder that is new, empty, or holds this data set. An existing folder is written to in place.
     progress: called with a line of text from time to time.
-    Raises FileNotFoundError for missing files, ValueError for contents that cannot be read, ImportError if pyarrow is
-    needed and missing, FileExistsError if ``out`` holds something else.
+    Raises FileNotFoundError for missing files, ValueError for contents that cannot be read or that change meanwhile,
+    ImportError if pyarrow is needed and missing, FileExistsError if ``out`` holds something else, OSError if ``out``
+    cannot be written.
     """
     say = progress or (lambda line: None)
-    sources = resolve(config.data)
-    described = [source.describe() for source in sources]
-    fingerprint = _fingerprint(config, described)
-    target = Path(out) if out is not None else cache_folder(config.cache) / fingerprint
-    if dataset := open_sound(target, fingerprint):
-        say(f"found prepared data in {target}")
-        return dataset
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if out is None:
-        sweep(target.parent)
-    else:
-        refuse_foreign(target, fingerprint)
-    # In the target's own parent, so on the same file system: only there is a rename atomic.
-    temporary = Path(tempfile.mkdtemp(prefix=f".{fingerprint}.", suffix=".tmp", dir=target.parent))
+    if shards := shard_folder(config):
+        return _open_shards(shards, config, out, say)
+    sources = resolve(config.data, config.text_column)
+    for notice in filter(None, (source.notice() for source in sources)):
+        say(notice)
+    corpus = Corpus(sources, [source.state() for source in sources], [source.describe() for source in sources])
+    fingerprint = _fingerprint(config, corpus.described)
+    if out is not None:
+        # Resolved, so that a link stays a link to the folder that is written.
+        target = Path(out).expanduser().resolve()
+        return _prepare_out(config, corpus, fingerprint, target, say)
     try:
-        head = {"format": FORMAT, "fingerprint": fingerprint, "sources": described}
-        manifest = {**head, **_build(config, sources, temporary, say), "versions": _versions()}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)  # mkdtemp's folders are private, but a cache may be shared
-        publish(temporary, target, fingerprint)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        return _prepare_cached(config, corpus, fingerprint, cache_folder(config.cache), say)
+    except UnusableFolder as error:
+        spare = spare_folder()
+        warnings.warn(f"no cache for prepared data, {spare} is used instead: {error}", stacklevel=2)
+    return _prepare_cached(config, corpus, fingerprint, spare, say)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The sources of a data set, and the state and description of each before it was read."""
+
+    sources: tuple[Source, ...]
+    states: list[list[tuple[int, ...]]]
+    described: list[dict[str, Any]]
+
+    def check_unchanged(self) -> None:
+        """ValueError if a source is not what was described: its fingerprint would stand for another text."""
+        for source, before, entry in zip(self.sources, self.states, self.described, strict=True):
+            after = source.state()
+            # Equal contents now prove nothing: a file that is copied over itself was shorter for a while. But a chmod
+            # or a backup's hard link changes the last of the times alone.
+            written = [file[:-1] for file in after] != [file[:-1] for file in before]
+            if written or (after != before and source.describe() != entry):
+                raise ValueError(f"{source.name} changed while it was read: wait until it is complete, then try again")
+
+
+def _found(dataset: Dataset, say: Progress) -> Dataset:
+    say(f"found prepared data in {dataset.path}")
+    return dataset
+
+
+def _open_shards(folder: Path, config: DataConfig, out: str | os.PathLike[str] | None, say: Progress) -> Dataset:
+    if out is not None:
+        raise ValueError(f"{folder} is prepared already: use it as it is, or copy the folder")
+    settled(config)
+    dataset = Dataset.open(folder, verify=True)
+    say(f"prepared data in {folder}, with tokenizer {dataset.tokenizer.name}")
+    return dataset
+
+
+def _prepare_cached(config: DataConfig, corpus: Corpus, fingerprint: str, folder: Path, say: Progress) -> Dataset:
+    if found := open_sound(folder / fingerprint, fingerprint):
+        return _found(found, say)
+    # In the target's own parent, so on the same file system: only there is a rename atomic.
+    with working_folder(folder, fingerprint) as temporary:
+        _write(config, corpus, fingerprint, temporary, say)
+        publish(temporary, folder / fingerprint, fingerprint)
+    return Dataset.open(folder / fingerprint)
+
+
+def _prepare_out(config: DataConfig, corpus: Corpus, fingerprint: str, target: Path, say: Progress) -> Dataset:
+    if found := open_sound(target, fingerprint):
+        return _found(found, say)
+    refuse_foreign(target, fingerprint)
+    # A folder that exists may be a mount point or the current folder, which no other can take the place of.
+    inside = target.is_dir()
+    try:
+        with working_folder(target if inside else target.parent, fingerprint) as temporary:
+            _write(config, corpus, fingerprint, temporary, say)
+            if inside:
+                publish_into(temporary, target)
+            else:
+                publish(temporary, target, fingerprint)
+    except UnusableFolder as error:
+        raise OSError(f"{error}: choose another --out, or make room there") from error
     return Dataset.open(target)
+
+
+def _write(config: DataConfig, corpus: Corpus, fingerprint: str, folder: Path, say: Progress) -> None:
+    """Writes the files of the data set into ``folder``."""
+    head = {"format": FORMAT, "fingerprint": fingerprint, "sources": corpus.described}
+    manifest = {**head, **_build(config, corpus.sources, folder, say), "versions": _versions()}
+    corpus.check_unchanged()
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    folder.chmod(0o755)  # a temporary folder is private, but a cache may be shared
 
 
 def _fingerprint(config: DataConfig, described: list[dict[str, Any]]) -> str:
@@ -84,12 +163,17 @@ def _fingerprint(config: DataConfig, described: list[dict[str, Any]]) -> str:
 def _build(config: DataConfig, sources: tuple[Source, ...], folder: Path, say: Progress) -> dict[str, Any]:
     """Writes shards and tokenizer into ``folder``; returns their entries in the manifest."""
 
-    def documents() -> Iterator[str]:
+    census = Census()
+
+    def documents(counts: Census | None = None) -> Iterator[str]:
         for source in sources:
-            yield from source.documents(config.text_column)
+            yield from source.documents(config.text_column, counts)
 
     @functools.cache  # a pass over the whole corpus; the training of a tokenizer needs the split too
     def split() -> Split:
+        if next(documents(), None) is None:
+            names = listed([path.name for source in sources for path in source.files])
+            raise ValueError(f"no text in {names} (text column {config.text_column!r}): give files with text in them")
         return decide(documents(), config.val_fraction, config.split_seed)
 
     def train_texts() -> Iterator[str]:
@@ -98,12 +182,29 @@ def _build(config: DataConfig, sources: tuple[Source, ...], folder: Path, say: P
     say("reading " + ", ".join(source.name for source in sources) + f" with tokenizer {config.tokenizer}")
     # First, so that a missing tokenizer file is noticed before the corpus is read. A bpe calls split() itself.
     tokenizer = build_tokenizer(config.tokenizer, train_texts)
-    shards = _write_shards(folder, tokenizer, split(), documents(), say)
+    shards = _write_shards(folder, tokenizer, split(), documents(census), say)
+    for line in _remarks(census, sum(len(source.files) for source in sources)):
+        say(line)
     share = shards["val"]["bytes"] / (shards["val"]["bytes"] + shards["train"]["bytes"])
     if not 0.5 < share / config.val_fraction < 2:
         say(f"validation holds {share:.1%} of the text, not {config.val_fraction:.1%}: the documents are few or uneven")
-    facts = {"split": split().describe(), "text_column": config.text_column}
+    facts = {
+        "split": split().describe(),
+        "text_column": config.text_column,
+        "rows": {"all": census.rows, "empty": census.empty_rows, "separators": census.separators},
+    }
     return {"tokenizer": save_tokenizer(tokenizer, folder), **facts, **shards}
+
+
+def _remarks(census: Census, files: int) -> Iterator[str]:
+    """What a user should know about the rows that are no documents."""
+    if census.empty_rows:
+        yield f"{census.empty_rows:,} of {counted(census.rows, 'row', 'rows')} hold no text and are skipped"
+    if census.empty_files:
+        names = listed(census.empty_files)
+        yield f"{len(census.empty_files):,} of {counted(files, 'file', 'files')} hold no text: {names}"
+    if census.separators:
+        yield f"split at {counted(census.separators, 'separator', 'separators')} {SEPARATOR} inside the text"
 
 
 def _write_shards(

@@ -22,19 +22,21 @@ from spheret.geometry import compute_dtype
 from spheret.models.attention import CausalSelfAttention
 from spheret.models.config import GPTConfig
 from spheret.models.mlp import SwiGLU, build_mlp
-from spheret.models.weights import WeightScales, initialise
+from spheret.models.weights import WeightScales, initialise, undrawn
 
 
 class Block(nn.Module):
     """Attention and MLP, each with its connection.
 
-    All blocks of a model run the same code, so blocks that are compiled one at a time share one graph.
+    All blocks of a model run the same code, so blocks that are compiled one at a time share one graph. The sublayers
+    are uninitialised until :func:`spheret.models.weights.initialise` draws them, once for the whole model.
     """
 
     def __init__(self, config: GPTConfig, attn_connection: Connection, mlp_connection: Connection) -> None:
         super().__init__()
         options = config.options()
-        self.attn = CausalSelfAttention(
+        self.attn = undrawn(
+            CausalSelfAttention,
             config.n_embd,
             config.n_head,
             dropout=config.dropout,
@@ -43,7 +45,7 @@ class Block(nn.Module):
             rope_base=config.rope_base,
         )
         self.attn_connection = attn_connection
-        self.mlp = build_mlp(config.n_embd, options, dropout=config.dropout, bias=config.bias)
+        self.mlp = undrawn(build_mlp, config.n_embd, options, dropout=config.dropout, bias=config.bias)
         self.mlp_connection = mlp_connection
 
     def sublayers(self) -> tuple[tuple[str, nn.Module, Connection], ...]:
@@ -69,15 +71,17 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.scheme = parse_scheme(config.scheme)
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wte = undrawn(nn.Embedding, config.vocab_size, config.n_embd)
         options = config.options()
-        self.wpe = nn.Embedding(config.block_size, config.n_embd) if options.positions == "learned" else None
+        learned = options.positions == "learned"
+        self.wpe = undrawn(nn.Embedding, config.block_size, config.n_embd) if learned else None
         self.drop = nn.Dropout(config.dropout)
         self.stream = self.scheme.stream(config.n_embd, config.n_layer)
         self.blocks = nn.ModuleList(
             Block(config, self._connection(i, 0), self._connection(i, 1)) for i in range(config.n_layer)
         )
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False) if options.head == "untied" else None
+        untied = options.head == "untied"
+        self.lm_head = undrawn(nn.Linear, config.n_embd, config.vocab_size, bias=False) if untied else None
         scale = options.logit_scale
         self.logit_scale = None if scale is None else ScaledVector(config.vocab_size, scale)
         self.reset_parameters()
@@ -138,7 +142,10 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise every parameter and buffer, also after ``to_empty`` from the meta device."""
+        """Initialise every parameter and buffer, also after ``to_empty`` from the meta device.
+
+        Only here are random numbers drawn, so the same seed gives the same model by either way.
+        """
         config = self.config
         scales = WeightScales(config.init, self.scheme.init_rule(config.n_embd, config.n_layer), config.n_layer)
         for embedding in (self.wte, self.wpe, self.lm_head):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from spheret.connections import Connection
@@ -13,6 +16,24 @@ from spheret.connections.norms import RMSNorm
 from spheret.connections.options import InitRule
 
 NANOGPT_STD = 0.02
+P = ParamSpec("P")
+M = TypeVar("M", bound=nn.Module)
+
+
+def undrawn(build: Callable[P, M], *args: P.args, **kwargs: P.kwargs) -> M:
+    """``build(*args, **kwargs)`` on the current default device, its parameters left uninitialised.
+
+    PyTorch's layers draw their initial weights when they are built. A model that draws them again, by its own rule,
+    would then use up other random numbers than one that comes from the meta device and is only reset.
+    """
+    device = torch.empty(0).device
+    with torch.device("meta"):
+        module = build(*args, **kwargs)
+    # As module.to_empty does, which fails on fake tensors.
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(torch.empty_like(parameter, device=device)))
+    return module
 
 
 @dataclass(frozen=True)

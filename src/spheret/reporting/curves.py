@@ -75,7 +75,7 @@ def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Pl
     failed = {entry["scheme"]: _curves(comparison, entry, lambda run: not has_finished(run)) for entry in entries}
     good = [curve for curves in finished.values() for curve in curves]
     bad = [curve for curves in failed.values() for curve in curves]
-    if not good and not bad:
+    if all(len(curve) < 2 for curve in (*good, *bad)):  # evaluated once: the figure of final losses shows it
         return None
     limits = _loss_limits(good or bad)
     figure, axes = new_figure(3.1)
@@ -145,7 +145,8 @@ def _mean_and_band(axes: Any, curves: Sequence[Points], look: Look) -> Any:
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(xs, low, high, color=look.color, alpha=0.18, linewidth=0)
-    (line,) = axes.plot(xs, [fmean(c) for c in columns], color=look.color, linestyle=look.dash)
+    single = look.marker if len(xs) == 1 else ""  # a line through one point cannot be seen
+    (line,) = axes.plot(xs, [fmean(c) for c in columns], marker=single, color=look.color, linestyle=look.dash)
     return line
 
 
@@ -185,7 +186,7 @@ def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[s
         handles.append((line, scheme))
     values = [y for profile in profiles.values() for _, y in profile]
     if min(values) > 0 and max(values) > 20 * min(values):
-        axes.set_yscale("log")
+        _log_scale(axes)
     elif max(values) - min(values) < 0.02 * abs(max(values)):
         middle = (max(values) + min(values)) / 2  # show a flat profile as flat, and do not magnify its rounding
         axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
@@ -225,6 +226,16 @@ def _mean_profile(folders: Sequence[RunFolder], key: str) -> Points:
             if isinstance(value, int | float) and math.isfinite(value):
                 columns.setdefault(layer - (0.5 if sublayer == "attn" else 0.0), []).append(float(value))
     return [(x, fmean(columns[x])) for x in sorted(columns)]
+
+
+def _log_scale(axes: Any) -> None:
+    """A logarithmic y axis with plain numbers 1, 2, 5, 10: labels such as 3 x 10^0 are long and cover each other."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
 
 
 def _token_formatter() -> Any:

@@ -9,11 +9,24 @@ from statistics import median
 from typing import Any
 
 from spheret.comparison.statistics import call, has_finished
-from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, plain, render, styled
+from spheret.reporting.style import (
+    BELOW,
+    BESIDE,
+    LINE,
+    Look,
+    Plot,
+    legend_below,
+    looks,
+    new_figure,
+    render,
+    styled,
+    wrapped,
+)
 
 Limits = tuple[float, float]
 
-_ROW = 0.32  # inches per scheme, in figures with one line per scheme
+# In figures with one row per scheme, in inches: least height of a row, its seeds below its mean, axis and its label.
+_ROW, _SEEDS, _AXIS = 0.32, 0.065, 0.8
 
 
 def result_plots(results: Mapping[str, Any]) -> list[Plot]:
@@ -32,20 +45,18 @@ def _differences(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot
     means = [entry["difference"]["mean"] for entry in entries]
     intervals = [[entry["difference"][key] for key in ("mean", "ci_low", "ci_high")] for entry in entries]
     limits = difference_limits([[x for x in interval if x is not None] for interval in intervals])
-    figure, axes = new_figure(1.0 + _ROW * len(entries))
+    axes, rows = _one_row_a_scheme(entries, limits, f"difference to {baseline} (nats/token)")
     axes.axvline(0, color="#222222", linewidth=1)
-    for y, (entry, mean) in enumerate(zip(entries, means, strict=True)):
+    for y, entry, mean in zip(rows, entries, means, strict=True):
         look, paired = styles[entry["scheme"]], entry["difference"]
         _interval(axes, paired, y, limits, look)
         # Filled or hollow follows the corrected verdict, which an interval that excludes zero may not reach.
         solid = call(paired) in ("better", "worse")
         face = look.color if solid else "white"
         _point(axes, mean, y, limits, look, markersize=7, markerfacecolor=face)
-    _one_line_a_scheme(axes, [entry["scheme"] for entry in entries], limits)
-    axes.set_xlabel(plain(f"difference to {baseline} (nats/token)"))
     shown = "; ".join(f"{e['scheme']} {m:+.4f}" for e, m in zip(entries, means, strict=True))
     return render(
-        figure,
+        axes.figure,
         key="differences",
         title=f"Difference to {baseline}",
         caption="Left of the line is better. Paired by seed, with 95% intervals. Filled: better or worse at 95% "
@@ -58,36 +69,50 @@ def _final_losses(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plo
     entries = [entry for entry in results["schemes"] if any(has_finished(run) for run in entry["runs"])]
     if not entries:
         return None
-    # Collapsed runs would stretch the axis, so they set it only if there is nothing else.
+    # Collapsed runs would stretch the axis upwards, so they set it only if there is nothing else.
     good = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r) and not r.get("collapsed")]
     ends = [e["val_loss"][k] for e in entries if not e.get("collapsed") for k in ("ci_low", "ci_high")]
     anything = [r["val_loss"] for e in entries for r in e["runs"] if has_finished(r)]
-    limits = robust_limits(good or anything, [end for end in ends if end is not None], widen=2)
-    figure, axes = new_figure(1.0 + _ROW * len(entries))
-    for y, entry in enumerate(entries):
+    shown = [x for x in anything if x <= min(good)] + good if good else anything
+    limits = robust_limits(shown, [end for end in ends if end is not None], widen=2)
+    axes, rows = _one_row_a_scheme(entries, limits, "final validation loss (nats/token)", lines=2)
+    for y, entry in zip(rows, entries, strict=True):
         _seeds_and_mean(axes, y, entry, styles[entry["scheme"]], limits)
     baseline = results["schemes"][0]
-    if baseline in entries:
+    if baseline in entries and baseline["val_loss"]["mean"] <= limits[1]:
         axes.axvline(baseline["val_loss"]["mean"], color="#777777", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    _one_line_a_scheme(axes, [entry["scheme"] for entry in entries], limits)
-    axes.set_xlabel("final validation loss (nats/token)")
-    shown = "; ".join(f"{entry['scheme']} {entry['val_loss']['mean']:.4f}" for entry in entries)
+    means = "; ".join(f"{entry['scheme']} {entry['val_loss']['mean']:.4f}" for entry in entries)
     return render(
-        figure,
+        axes.figure,
         key="final_loss",
         title="Final validation loss",
-        caption="Faint points: single seeds. Bars: mean and 95% interval. Dashed: mean of the first scheme. At the "
-        "edge: an interval that continues, or a mean that lies beyond, with its value.",
-        alt=f"Mean final validation loss, nats per token: {shown}.",
+        caption="Faint points: single seeds. Bars: mean and 95% interval. Dashed: mean of the first scheme. Triangles "
+        "at the edge: seeds or a mean beyond it, with their values. Arrow: the interval continues.",
+        alt=f"Mean final validation loss, nats per token: {means}.",
     )
 
 
 def _seeds_and_mean(axes: Any, y: float, entry: Mapping[str, Any], look: Look, limits: Limits) -> None:
-    inside = [r["val_loss"] for r in entry["runs"] if has_finished(r) and r["val_loss"] <= limits[1]]
-    axes.plot(inside, [y + 0.2] * len(inside), look.marker, color=look.color, alpha=0.55, markersize=5, linestyle="")
-    estimate = entry["val_loss"]
+    estimate, high = entry["val_loss"], limits[1]
+    losses = sorted(r["val_loss"] for r in entry["runs"] if has_finished(r))
+    inside, beyond = [x for x in losses if x <= high], [x for x in losses if x > high]
+    axes.plot(inside, [y + _SEEDS] * len(inside), look.marker, color=look.color, alpha=0.55, markersize=5, linestyle="")
     _interval(axes, estimate, y, limits, look)
-    _point(axes, estimate["mean"], y, limits, look, marker="|", markersize=13, markeredgewidth=2.4)
+    values = []
+    if estimate["mean"] > high:
+        values.append(f"mean {estimate['mean']:.4g}")
+        axes.plot([high], [y], ">", color=look.color, markersize=7, clip_on=False, zorder=5)
+    else:
+        _point(axes, estimate["mean"], y, limits, look, marker="|", markersize=13, markeredgewidth=2.4)
+    if beyond:
+        first, last = f"{beyond[0]:.4g}", f"{beyond[-1]:.4g}"
+        values.append(("seeds " if len(beyond) > 1 else "seed ") + (first if first == last else f"{first} to {last}"))
+        axes.plot([high], [y + _SEEDS], ">", color=look.color, alpha=0.55, markersize=5, clip_on=False, zorder=5)
+    if values:  # to the right of the axes, where they cover nothing
+        axes.annotate(
+            "\n".join(values), (high, y + _SEEDS / 2), (7, 0), textcoords="offset points", ha="left", va="center",
+            color=look.color, fontsize=8,
+        )  # fmt: skip
 
 
 def _label_rates(axes: Any, rates: list[float]) -> None:
@@ -177,13 +202,27 @@ def _point(
     )  # fmt: skip
 
 
-def _one_line_a_scheme(axes: Any, schemes: list[str], limits: Limits) -> None:
-    axes.set_yticks(range(len(schemes)), [plain(scheme) for scheme in schemes])
-    axes.set_ylim(len(schemes) - 0.5, -0.6)
+def _one_row_a_scheme(
+    entries: Sequence[Mapping[str, Any]], limits: Limits, label: str, *, lines: int = 1
+) -> tuple[Any, list[float]]:
+    """Axes with one row for each scheme, and the middle of each row, in inches from the top.
+
+    A row is as high as its scheme's name, or as `lines` lines of text.
+    """
+    names = [wrapped(entry["scheme"], BESIDE) for entry in entries]
+    heights = [max(_ROW, LINE * max(lines, 1 + name.count("\n")) + 0.05) for name in names]
+    bottoms = list(itertools.accumulate(heights))
+    label = wrapped(label, BELOW)
+    _, axes = new_figure(_AXIS + bottoms[-1] + LINE * label.count("\n"))
+    middles = [bottom - height / 2 for bottom, height in zip(bottoms, heights, strict=True)]
+    axes.set_yticks(middles, names)
+    axes.set_ylim(bottoms[-1], 0)
     axes.set_xlim(*limits)
+    axes.set_xlabel(label)
     axes.locator_params(axis="x", nbins=6)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
+    return axes, middles
 
 
 # --- axis limits that one failed run cannot spoil ---

@@ -22,6 +22,8 @@ from spheret.reporting.style import Plot
 from spheret.training.run_folder import last_finite_loss, write_bytes, write_text
 
 REPORT_NAME, CSV_NAME, TEMPLATE_NAME = "report.html", "results.csv", "report.html.j2"
+# Settings that a scheme may set for itself, and their keys in its entry of results.json.
+_OF_SCHEME = {"lrs": "rates", "warmup_steps": "warmup_steps", "weight_decay": "weight_decay"}
 _CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguishable", "unknown": "no verdict"}
 
 
@@ -74,7 +76,7 @@ def render_html(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequ
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"code": _with_code, "breakable": _breakable}
+    environment.filters |= {"code": _with_code, "unbroken": _unbroken}
     return str(environment.from_string(source).render(**_context(results, plots, missing)))
 
 
@@ -180,7 +182,21 @@ def _relative_link(name: Any) -> str | None:
 
 
 def _facts(results: Mapping[str, Any], section: str) -> list[tuple[str, str]]:
-    return [(name, _words(value)) for name, value in _flat(results.get(section) or {})]
+    facts = {name: _words(value) for name, value in _flat(results.get(section) or {})}
+    if section == "settings":
+        facts |= {name: text for name, key in _OF_SCHEME.items() if (text := _by_scheme(results, key)) is not None}
+    return list(facts.items())
+
+
+def _by_scheme(results: Mapping[str, Any], key: str) -> str | None:
+    """A setting of each scheme's own: '0.1', or '0.1 (pre-ln, proj); 0 (ngpt)'. None if none is recorded."""
+    groups: dict[str, list[str]] = {}
+    for entry in results["schemes"]:
+        if key in entry:
+            groups.setdefault(_words(entry[key]), []).append(entry["scheme"])
+    if len(groups) < 2:
+        return next(iter(groups), None)
+    return "; ".join(f"{value} ({', '.join(schemes)})" for value, schemes in groups.items())
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -204,16 +220,28 @@ def _words(value: Any) -> str:
 
 
 def _typeset(text: str) -> str:
-    """`text` with minus signs instead of hyphens before numbers, and without line breaks in 'p = 0.01'."""
+    """`text` with minus signs instead of hyphens before numbers, and without line breaks in 'p = 0.01', '[-1, 2]'."""
     signed = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
-    return signed.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    whole = re.sub(r"(\[\S+,) (?=\S+\])", "\\1\N{NO-BREAK SPACE}", signed)
+    return whole.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 
-def _breakable(name: str) -> Any:
-    """A scheme's name, escaped, with line breaks allowed after its colon and commas."""
+def _unbroken(text: str, longest: int = 30) -> Any:
+    """`text`, escaped; its lines break between words only, where browsers would also part `--` from `seeds`.
+
+    A word of more than `longest` characters, such as a scheme with options, may also break after a colon, comma or
+    slash. What is too long even then breaks anywhere.
+    """
     from markupsafe import Markup, escape
 
-    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[:,])", name))
+    def whole(part: str) -> Any:
+        return Markup('<span class="w">{}</span>').format(part) if "-" in part and len(part) <= 30 else escape(part)
+
+    def word(text: str) -> Any:
+        parts = re.split(r"(?<=[:,/])(?=.)", text) if len(text) > longest else [text]
+        return Markup("<wbr>").join(map(whole, parts))
+
+    return Markup("").join(map(word, re.split(r"(\s+)", str(text))))
 
 
 def _date(created: Any) -> str | None:
@@ -226,13 +254,13 @@ def _date(created: Any) -> str | None:
 
 def _with_code(text: str) -> Any:
     """`text`, escaped: what is between backticks becomes code, and the rest gets proper minus signs."""
-    from markupsafe import Markup, escape
+    from markupsafe import Markup
 
     parts = text.split("`")
     if len(parts) % 2 == 0:  # an odd number of backticks, so one has no partner
-        return escape(_typeset(text))
+        return _unbroken(_typeset(text))
     code = Markup("<code>{}</code>")
-    return Markup("").join(code.format(part) if i % 2 else escape(_typeset(part)) for i, part in enumerate(parts))
+    return Markup("").join(code.format(_unbroken(p)) if i % 2 else _unbroken(_typeset(p)) for i, p in enumerate(parts))
 
 
 def _jinja2() -> Any:

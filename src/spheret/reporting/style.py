@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,9 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7
 MARKERS = "sD^vPXhp"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 WIDTH = 4.8  # inches; text of 9 points stays readable when a phone shrinks the figure
+LINE = 0.155  # inches from one line of text to the next
+# Characters of a line of text, so that it fits its place at 9 points: beside the axes, below them, in the legend.
+BESIDE, BELOW, IN_LEGEND = 25, 34, 50
 
 _RC = {
     "font.size": 9,
@@ -110,18 +114,31 @@ def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:
     """Put a legend below the axes, where it covers no data. The figure grows by the height of the legend."""
     if not labelled:
         return
-    longest = max(len(label) for _, label in labelled)
+    labels = [wrapped(label, IN_LEGEND) for _, label in labelled]
+    longest = max(len(line) for label in labels for line in label.splitlines())
     # About 60 characters fit the width, and the line sample of each entry takes the room of six.
-    columns = max(1, min(4, len(labelled), 60 // (longest + 6)))
-    lines = -(-len(labelled) // columns)
-    figure.set_figheight(figure.get_figheight() + 0.21 * lines)
-    handles, labels = zip(*((handle, plain(label)) for handle, label in labelled), strict=True)
+    columns = max(1, min(4, len(labels), 60 // (longest + 6)))
+    lines = -(-len(labels) // columns)
+    more = sum(label.count("\n") for label in labels)  # only labels as wide as the legend have further lines
+    figure.set_figheight(figure.get_figheight() + 0.21 * lines + LINE * more)
+    handles = [handle for handle, _ in labelled]
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2, columnspacing=1.4)
 
 
-def plain(text: str) -> str:
-    """`text` with its dollar signs escaped, which would start a formula in matplotlib."""
-    return text.replace("$", r"\$")
+def wrapped(text: str, width: int) -> str:
+    """`text` on lines of at most `width` characters, for matplotlib: nothing is left out, so names stay distinct.
+
+    Lines break after spaces, commas and colons, and elsewhere only if there are none.
+    """
+    lines = [""]
+    for part in re.split(r"(?<=[ ,:])", text):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    # A dollar sign would start a formula.
+    return "\n".join(line.rstrip() for line in lines).replace("$", r"\$")
 
 
 def render(figure: Any, *, key: str, title: str, caption: str, alt: str) -> Plot:

@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 
 from spheret.models import GPT
-from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
-from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, free_name, other_data, read_json, write_json
+from spheret.training.config import TrainConfig, config_to_dict
+from spheret.training.run_folder import CHECKPOINTS, CONFIG, checkpoints, free_name, other_data, read_config, write_json
 from spheret.training.state import STATE_PARTS, TrainState
 
 FORMAT = 1
@@ -32,6 +32,8 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
 
     An existing checkpoint of that step is not written again. `fingerprint` identifies the training data. Returns the
     folder of the checkpoint.
+
+    OSError: it cannot be written, for want of space for example; earlier checkpoints stay as they are.
     """
     folder = run / CHECKPOINTS
     target = folder / f"step_{state.step:07d}"
@@ -39,12 +41,21 @@ def save_checkpoint(run: Path, state: TrainState, config: TrainConfig, fingerpri
         return target
     _sweep(folder)
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
-    temporary.mkdir(parents=True)
-    safetensors.torch.save_model(state.model, str(temporary / WEIGHTS))
-    torch.save({"format": FORMAT, "fingerprint": fingerprint, **state.extras()}, temporary / STATE)
-    write_json(temporary / CONFIG, config_to_dict(config))
-    _flush(temporary)
-    os.replace(temporary, target)
+    try:
+        temporary.mkdir(parents=True)
+        safetensors.torch.save_model(state.model, str(temporary / WEIGHTS))
+        torch.save({"format": FORMAT, "fingerprint": fingerprint, **state.extras()}, temporary / STATE)
+        shutil.copymode(temporary / STATE, temporary / WEIGHTS)  # safetensors' file is readable by its owner alone
+        write_json(temporary / CONFIG, config_to_dict(config))
+        _flush(temporary)
+        os.replace(temporary, target)
+    except (OSError, safetensors.SafetensorError, RuntimeError) as error:  # the libraries have errors of their own
+        shutil.rmtree(temporary, ignore_errors=True)
+        saved = checkpoints(run)
+        start = f"{saved[-1].name}, which is whole" if saved else "the start"
+        raise OSError(
+            f"cannot save {target} ({_one_line(error)}): make room, then continue from {start}, with --resume"
+        ) from error
     if config.keep_checkpoints > 0:
         for old in checkpoints(run)[: -config.keep_checkpoints]:
             _remove(old)
@@ -176,7 +187,7 @@ def load_model(folder: Path | str) -> GPT:
     FileNotFoundError: there is no complete checkpoint. DamagedCheckpoint: names a file that cannot be read.
     """
     folder = weights_folder(Path(folder))
-    model = GPT(config_from_dict(read_json(folder / CONFIG)).model)
+    model = GPT(read_config(folder).model)
     load_weights(model, folder)
     return model.eval()
 

@@ -7,9 +7,11 @@ first run should end while its user watches. Longer runs come from recipes or fl
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from spheret.data import DataConfig
 from spheret.models import GPTConfig
@@ -141,7 +143,7 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    """Inverse of `config_to_dict`. Omitted fields take their defaults. ValueError: names the unknown keys.
+    """Inverse of `config_to_dict`. Omitted fields take their defaults. ValueError: an unknown key or a bad value.
 
     Configurations of earlier versions can be read: `model.connection` is now `model.scheme`, and `warmup` is now
     `warmup_steps` and `warmup_ratio`.
@@ -172,7 +174,29 @@ def warmup_settings(warmup: float) -> dict[str, Any]:
     return {"warmup_steps": int(warmup)}
 
 
-def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
+    """ValueError: names a value that does not have the type of its field of the dataclass `kind`."""
+    for name, hint in get_type_hints(kind).items():
+        if name in values and not _fits(values[name], hint):
+            shown = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise ValueError(f"{prefix}{name}={values[name]!r:.80} is not of type {shown}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(value, bool) or hint is bool:  # a bool is an int to Python, but not to us
+        return isinstance(value, bool) and (hint is bool or bool in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:  # a list in JSON; a lone string stands for one of them
+        return isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value))
+    return isinstance(value, {int: Integral, float: Real}.get(hint, hint))
+
+
+def _build(kind: Any, values: Any, prefix: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{prefix.rstrip('.')}={values!r:.80} is not a JSON object")
     known = [f.name for f in dataclasses.fields(kind)]
     unknown = [prefix + key for key in values if key not in known]
     if unknown:
@@ -180,13 +204,14 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
             f"unknown configuration keys {', '.join(unknown)}; {kind.__name__} has {', '.join(known)}. "
             "Remove them, or use the version of spheret that wrote them"
         )
+    check_types(kind, values, prefix)
     # JSON has no tuples, so a tuple comes back as a list. Frozen configurations hold no other lists.
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 _AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("steps", "batch_size", "grad_accum", "eval_windows", "log_interval"), 1),
-    **dict.fromkeys(("seed", "max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
+    **dict.fromkeys(("max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
     **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio"), 0),
     **dict.fromkeys(("weight_decay", "grad_clip", "beta1", "beta2"), 0),
 }
@@ -204,6 +229,7 @@ def _check_ranges(config: TrainConfig) -> None:
     for name in ("beta1", "beta2"):
         value = getattr(config, name)
         _require(value < 1, f"{name}={value} must be below 1; use for example 0.9")
+    _require(0 <= config.seed < 2**64, f"seed={config.seed} is out of range; use 0 to {2**64 - 1} (2^64 - 1)")
     _require(0 < config.lr < float("inf"), f"lr={config.lr} must be positive and finite; use for example 3e-3")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -21,12 +22,18 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device {name!r} is not known to PyTorch; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+        if device.type == "cuda" and not torch.cuda.is_available():
+            found = 0
+        else:  # this also refuses names that PyTorch parses but has no device for, such as meta
+            found = torch.get_device_module(device).device_count()
+    except (RuntimeError, AttributeError) as error:
         raise ValueError(
-            f"device {name!r} was requested, but PyTorch {torch.__version__} finds no CUDA; use device=cpu"
-        )
+            f"device = {name!r} is not one that PyTorch trains on; use auto, cpu, cuda or cuda:N"
+        ) from error
+    if not found:
+        raise ValueError(f"device = {name!r}: PyTorch {torch.__version__} finds no {device.type} here; use auto or cpu")
+    if (device.index or 0) >= found:
+        raise ValueError(f"device = {name!r}: the last one here is {device.type}:{found - 1}; use it, or auto")
     return device
 
 
@@ -50,6 +57,15 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def warn_if_slow(name: str, device: torch.device) -> None:
+    """Warn if `auto` means float32 on an accelerator: the run takes longer there, and more memory."""
+    if name == "auto" and device.type != "cpu" and resolve_dtype(name, device) == torch.float32:
+        warnings.warn(
+            f"{device} has no bfloat16 in hardware, so the run computes in float32; dtype = bfloat16 emulates it",
+            stacklevel=2,
+        )
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

@@ -11,19 +11,27 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spheret.data import Dataset, prepare, sample_batch
+from spheret.data import Dataset, prepare, sample_batch, settled
 from spheret.diagnostics import Event, probe
 from spheret.evaluation import Evaluation, Validation
 from spheret.training.checkpoint import load_weights, resume_state, save_checkpoint, weights_folder
 from spheret.training.collapse import has_collapsed
 from spheret.training.config import TrainConfig
-from spheret.training.device import autocast, machine, refuse_ranks, resolve_device, resolve_dtype, to_device, versions
+from spheret.training.device import (
+    autocast,
+    machine,
+    resolve_device,
+    resolve_dtype,
+    to_device,
+    versions,
+    warn_if_slow,
+)
 from spheret.training.interrupt import StopSignals
 from spheret.training.run_folder import (
     DIAGNOSTICS,
@@ -34,6 +42,7 @@ from spheret.training.run_folder import (
     check_free,
     check_same_config,
     check_same_data,
+    checkpoints,
     finished_result,
     only_trainer,
     open_run,
@@ -41,7 +50,7 @@ from spheret.training.run_folder import (
     require_run,
     write_json,
 )
-from spheret.training.state import TrainState, initial_state
+from spheret.training.state import TrainState, check_buildable, initial_state
 from spheret.training.step import (
     Forward,
     accumulate_gradients,
@@ -82,6 +91,7 @@ class Run:
                 f"use {needed} or more"
             )
         device = resolve_device(config.device)
+        warn_if_slow(config.dtype, device)
         # Building it reads all of the training shard; that a training id is out of range shows there too.
         validation = Validation.build(
             dataset,
@@ -136,7 +146,8 @@ def train(
         config: the whole run.
         out: folder of the run; made if it does not exist.
         dataset: `config.data`, already prepared.
-        resume: continue from the newest whole checkpoint in `out`. The stored result of a finished run is returned.
+        resume: continue from the newest whole checkpoint in `out`. The stored result of a finished run is returned,
+            unless `config` has more steps.
         on_log: gets every record of metrics.jsonl, once it is written.
         on_resume: gets the checkpoint from which the run continues, once it is loaded.
 
@@ -150,15 +161,22 @@ def train(
         TrainingInterrupted: SIGINT, SIGTERM or SIGHUP came, or what `on_log` writes to is closed (it is a
             KeyboardInterrupt). run.json says so, and there is a checkpoint if `config.checkpoint_interval` is set.
     """
+    if out == "":  # Path("") is the current folder
+        raise ValueError("out = '' names no folder: give the folder of the run, or . for the current one")
     out = Path(out)
-    refuse_ranks()
+    check_buildable(config)  # before the corpus is prepared, which may take long
+    config = replace(config, data=settled(config.data))
     done = finished_result(out) if resume else None
-    if done is not None and done.outcome == "finished":
+    finished = done is not None and done.outcome == "finished"
+    if finished:
         check_same_config(out, config)
     dataset = prepare(config.data) if dataset is None else dataset
-    if done is not None and done.outcome == "finished":
+    if done is not None and finished:
         check_same_data(out, dataset.fingerprint)
-        return done
+        if config.total_steps == done.step:
+            return done
+        if not checkpoints(out):
+            raise ValueError(f"the run in {out} has finished and holds no checkpoint to continue from; train it again")
     # Everything that can be refused is refused before `open_run` writes.
     run = Run.build(config, out, dataset)
     if resume:

@@ -11,6 +11,7 @@ JSON here is strict: a NaN or an infinity is written, and read, as null.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,16 +20,19 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from spheret.training.config import TrainConfig, config_from_dict, config_to_dict
+from spheret.training.config import TrainConfig, check_types, config_from_dict, config_to_dict
 
 CONFIG, METRICS, RUN, DIAGNOSTICS = "config.json", "metrics.jsonl", "run.json", "diagnostics.json"
 CHECKPOINTS = "checkpoints"
+NUMBERS = ("tokens", "loss", "lr", "grad_norm", "tokens_per_s", "elapsed_s", "val_loss", "val_se", "val_bpb")
+"""What is a number, or null, in a record of metrics.jsonl."""
 LOCK = ".train.lock"
 """Held while a process trains into the folder. It stays there: removing a lock file is a race of its own."""
 
@@ -57,6 +61,15 @@ MAY_CHANGE = frozenset(
 )
 """Fields of TrainConfig that a resumed run may change: they say where or how often, but not what is trained."""
 
+LENGTH = ("steps", "max_train_tokens", "warmup_steps", "warmup_ratio")
+"""Fields that a resumed run may change if every step that is done keeps its learning rate."""
+
+REMEDIES = {
+    CONFIG: "restore it: every checkpoint holds a copy",
+    RUN: "remove it, then continue the run with --resume (resume=True)",
+}
+"""What to do about a damaged file."""
+
 
 # --- reading and writing files ---
 
@@ -69,6 +82,10 @@ def write_bytes(path: Path, payload: bytes) -> None:
     try:
         temporary.write_bytes(payload)
         os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        why = error.strerror or str(error)
+        raise OSError(error.errno, f"cannot write {path} ({why}): make room there, or choose another folder") from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -87,22 +104,30 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object; NaN and infinity become None.
 
-    FileNotFoundError: names the file and, for a file of a run, the command that writes it. ValueError: names the file
-    and the fault.
+    FileNotFoundError: names the file and, for a file of a run, the command that writes it. ValueError: names the file,
+    the fault and the remedy.
     """
+    remedy = REMEDIES.get(path.name, "write it again or remove it")
     try:
         value = finite_or_none(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         hint = "is it the folder of a run? Train into it with `spheret train --out`"
         known = path.name in (CONFIG, RUN, DIAGNOSTICS)
         raise FileNotFoundError(f"no {path.name} in {path.parent}{'; ' + hint if known else ''}") from None
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not valid JSON ({error}); was it cut short? Write it again or remove it"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); was it cut short? Then {remedy}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; was it overwritten?")
+        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; was it overwritten? Then {remedy}")
     return value
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The configuration in the config.json of a run or of a checkpoint. Errors: as those of `read_json`."""
+    values = read_json(folder / CONFIG)
+    try:
+        return config_from_dict(values)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / CONFIG}: {error}; correct it, or {REMEDIES[CONFIG]}") from error
 
 
 def finite_or_none(value: Any) -> Any:
@@ -137,16 +162,26 @@ def read_metrics(folder: Path, *, skip_damaged: bool = False) -> list[dict[str, 
         if not line.strip():
             continue
         try:
-            record = finite_or_none(json.loads(line))
-            by_step[int(record["step"])] = record
-        except (ValueError, KeyError, TypeError) as error:  # not JSON, no step, or not an object
+            record = _record(line)
+            by_step[record["step"]] = record
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 continue
             message = f"{path}:{number} is not a metrics record"
             if not skip_damaged:
-                raise ValueError(f"{message}; remove that line, or train again") from error
+                raise ValueError(f"{message}; remove that line") from error
             warnings.warn(f"{message}; omitted", stacklevel=2)
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _record(line: str) -> dict[str, Any]:
+    """ValueError: the line is not a JSON object with a step and numbers."""
+    record = finite_or_none(json.loads(line))
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        raise ValueError("no step")
+    if not all(isinstance(record.get(name), (int, float, NoneType)) for name in NUMBERS):
+        raise ValueError("not a number")
+    return record
 
 
 class MetricsLog:
@@ -156,13 +191,22 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, keep_through: int = 0) -> None:
-        kept = [record for record in read_metrics(folder) if record["step"] <= keep_through]
+        records = read_metrics(folder) if keep_through else []
+        kept = [record for record in records if record["step"] <= keep_through]
         write_text(folder / METRICS, "".join(_line(record) for record in kept))
-        self._file = (folder / METRICS).open("a", encoding="utf-8")
+        # Unbuffered: progress displays follow the file, and a kill must not lose what was logged.
+        self._file = (folder / METRICS).open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(_line(record))
-        self._file.flush()  # progress displays follow the file, and a kill must not lose what was logged
+        """OSError: the record cannot be written, for want of space for example."""
+        line = _line(record).encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(
+                f"cannot write {self._file.name} ({error.strerror}): make room, then continue with --resume"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -258,11 +302,20 @@ def last_finite_loss(loss: float | None, step: int | None) -> str:
 
 
 def read_result(folder: Path) -> RunResult:
-    """The result stored in run.json. FileNotFoundError: the run has not ended, or `folder` is not a run folder."""
-    values = read_json(Path(folder) / RUN)
+    """The result stored in run.json.
+
+    FileNotFoundError: the run has not ended, or `folder` is not a run folder. ValueError: the file is damaged.
+    """
+    path = Path(folder) / RUN
+    values = read_json(path)
     # Versions, machine and data are not part of the result.
     own = {name: value for name, value in values.items() if name in RunResult.__dataclass_fields__}
-    return RunResult(folder=Path(folder), **own, **values["final"])
+    try:
+        result = RunResult(folder=Path(folder), **own, **values["final"])
+        check_types(RunResult, vars(result))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} does not hold the result of a run ({error}): {REMEDIES[RUN]}") from error
+    return result
 
 
 def finished_result(folder: Path) -> RunResult | None:
@@ -300,7 +353,12 @@ def only_trainer(folder: Path) -> Iterator[None]:
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a run folder, oldest first."""
     found = (Path(folder) / CHECKPOINTS).glob("step_*")
-    return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=lambda p: int(p.name[5:]))
+    return sorted((p for p in found if re.fullmatch(r"step_\d{7,}", p.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The steps that a checkpoint has behind it."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def require_run(folder: Path) -> None:
@@ -313,10 +371,11 @@ def check_free(folder: Path, config: TrainConfig, resume: bool) -> None:
     """Check that `folder` may be trained into. It writes nothing.
 
     FileExistsError: `folder` holds a run that ended or has checkpoints, and `resume` is not set. ValueError: the run
-    there has another configuration.
+    there has another configuration, or a damaged file.
     """
     if resume:
         check_same_config(folder, config)
+        read_metrics(folder)
     elif checkpoints(folder) or finished_result(folder) is not None:
         raise FileExistsError(f"{folder} already holds a run; pass resume=True (--resume), or choose another folder")
 
@@ -338,22 +397,55 @@ def free_name(path: Path) -> Path:
 
 
 def check_same_config(folder: Path, config: TrainConfig) -> None:
-    """ValueError: names the fields in which the run in `folder` differs, other than those in MAY_CHANGE."""
+    """ValueError: names what the run in `folder` has otherwise, other than the fields in MAY_CHANGE.
+
+    Those in LENGTH may change too if the steps up to the newest checkpoint keep their learning rates.
+    """
     # The stored values go through today's TrainConfig, so that fields added since then take their defaults. Both sides
     # go through JSON, so that a tuple equals a list.
-    stored = config_to_dict(config_from_dict(read_json(folder / CONFIG)))
-    old, new = (json.loads(json.dumps(values)) for values in (stored, config_to_dict(config)))
-    changed = [name for name in _differing_fields(old, new) if name not in MAY_CHANGE]
-    if changed:
-        raise ValueError(
-            f"the run in {folder} was configured with other values of {', '.join(changed)}; "
-            "resume with the same ones, or train into another folder"
-        )
+    stored = read_config(folder)
+    old, new = (json.loads(json.dumps(config_to_dict(value))) for value in (stored, config))
+    changed = {name: values for name, values in _differences(old, new).items() if name not in MAY_CHANGE}
+    saved = checkpoints(folder)
+    obstacle = _obstacle(stored, config, step_of(saved[-1]) if saved else 0) if changed.keys() & set(LENGTH) else ""
+    if not obstacle:
+        changed = {name: values for name, values in changed.items() if name not in LENGTH}
+    if not changed:
+        return
+    named = ", ".join(f"{name}={was!r} (not {now!r})" for name, (was, now) in changed.items())
+    fix = "train into another folder"
+    if saved and not any(name.startswith(("model.", "data.")) for name in changed):
+        fix = f"start another run from its weights, with --init-from {folder} (init_from) and another --out"
+    because = f"; {obstacle}" if obstacle else ""
+    raise ValueError(f"the run in {folder} has {named}{because}. Resume it as it is, or {fix}")
+
+
+def _obstacle(old: TrainConfig, new: TrainConfig, done: int) -> str:
+    """Why the run cannot have the length of `new`, or the empty string; `done` steps are behind it."""
+    # What else differs is not the question here.
+    schedule = ("lr", "schedule", "min_lr_ratio", "decay_fraction")
+    new = replace(new, **{name: getattr(old, name) for name in schedule})
+    if new.total_steps < done:
+        return f"{done} steps are done"
+    other = next((step for step in range(done) if old.lr_at(step) != new.lr_at(step)), None)
+    if other is None:
+        return ""
+    if old.total_warmup_steps != new.total_warmup_steps:
+        return f"its warm-up is over: keep warmup_steps={old.total_warmup_steps}"
+    if old.schedule == "wsd":
+        return f"its wsd schedule already decays, from step {other + 1} on: more steps would undo that"
+    return (
+        f"its {old.schedule} schedule sets every rate by the number of steps, so with more steps it would have been "
+        "another run from the start. Runs to be prolonged need schedule constant or wsd"
+    )
 
 
 def check_same_data(folder: Path, fingerprint: str) -> None:
     """ValueError: the ended run in `folder` was trained on other data than that of this fingerprint."""
-    stored = read_json(folder / RUN)["data"]["fingerprint"]
+    try:
+        stored = str(read_json(folder / RUN)["data"]["fingerprint"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / RUN} does not name the data of the run: {REMEDIES[RUN]}") from error
     if stored != fingerprint:
         raise ValueError(other_data(folder, stored, fingerprint))
 
@@ -366,13 +458,13 @@ def other_data(folder: Path, stored: str, fingerprint: str) -> str:
     )
 
 
-def _differing_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the entries in which two nested configuration dicts differ."""
-    names: list[str] = []
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The entries in which two nested configuration dicts differ: dotted names, and both values."""
+    found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(set(old) | set(new)):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            names += _differing_fields(a, b, f"{prefix}{key}.")
+            found |= _differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            names.append(prefix + key)
-    return names
+            found[prefix + key] = (a, b)
+    return found

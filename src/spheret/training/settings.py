@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spheret.connections import parse_scheme
-from spheret.data import DataConfig
+from spheret.data import DataConfig, settled
 from spheret.models import GPTConfig
 from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_settings
 from spheret.training.optimizer import ScheduleKind
@@ -26,7 +26,7 @@ class RunSettings:
     """Model, data and budget of a run, without scheme, learning rate and seed."""
 
     data: tuple[str, ...] = DataConfig.data
-    """Corpus: stdlib (Python's own source), or .txt, .jsonl, .parquet files, or folders of them."""
+    """Corpus: stdlib (Python's own source), .txt, .jsonl, .json, .parquet files, folders of them, or prepared data."""
     tokenizer: str = DataConfig.tokenizer
     """bytes, bpe, bpe:<vocabulary>, gpt2 or gpt2:<folder>."""
     vocab_multiple: int = 1
@@ -98,15 +98,17 @@ class RunSettings:
 
     @property
     def data_config(self) -> DataConfig:
-        """Corpus, tokenizer and split."""
-        return DataConfig(
-            data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+        """Corpus, tokenizer and split; of prepared data, those that it was prepared with."""
+        return settled(
+            DataConfig(
+                data=self.data, tokenizer=self.tokenizer, val_fraction=self.val_fraction, text_column=self.text_column
+            )
         )
 
     def train_config(
-        self, scheme: str, *, lr: float, seed: int, vocab_size: int, save_final: bool = True
+        self, scheme: str, *, lr: float, seed: int, vocab_size: int, base: TrainConfig | None = None
     ) -> TrainConfig:
-        """The configuration of one run, for a tokenizer with ``vocab_size`` tokens.
+        """The configuration of one run, for a tokenizer with ``vocab_size`` tokens. What has no flag comes from `base`.
 
         ValueError: a value out of range, or an unknown scheme; the message names the fix.
         """
@@ -117,9 +119,12 @@ class RunSettings:
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys()
         train_fields -= {"data", "weight_decay", "warmup_steps", "warmup_ratio"}  # not copied: see below
-        model = GPTConfig(vocab_size=padded, scheme=scheme, **{k: own[k] for k in model_fields})
+        base = base or TrainConfig()
+        shape = {k: own[k] for k in model_fields} | {"vocab_size": padded, "scheme": scheme}
+        text = {f.name: own[f.name] for f in dataclasses.fields(DataConfig) if f.name in own}
+        model, data = dataclasses.replace(base.model, **shape), settled(dataclasses.replace(base.data, **text))
         rest = {k: own[k] for k in train_fields} | self._scheme_settings(scheme)
-        return TrainConfig(model=model, data=self.data_config, lr=lr, seed=seed, save_final=save_final, **rest)
+        return dataclasses.replace(base, model=model, data=data, lr=lr, seed=seed, **rest)
 
     def _scheme_settings(self, scheme: str) -> dict[str, Any]:
         """Weight decay and warm-up: the user's, else the scheme's (some are published without), else our defaults."""
@@ -135,7 +140,7 @@ class RunSettings:
         if self.warmup_steps is not None:
             return {**chosen, "warmup_steps": self.warmup_steps}
         if self.warmup_ratio is not None:
-            return {**chosen, "warmup_ratio": self.warmup_ratio}
+            return {**chosen, "warmup_steps": None, "warmup_ratio": self.warmup_ratio}
         return chosen if wanted.warmup is None else chosen | warmup_settings(wanted.warmup)
 
 
@@ -151,6 +156,18 @@ def flags(settings: RunSettings, *, always: Collection[str] = (), never: Collect
             values = value if isinstance(value, tuple) else (value,)
             words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
     return words
+
+
+def flags_of(config: TrainConfig) -> list[str]:
+    """The words of a command line of `spheret train` that has `config`, apart from what no flag can set."""
+    values = {**vars(config), **vars(config.model), **vars(config.data)}
+    own = {f.name: values[f.name] for f in dataclasses.fields(RunSettings) if f.name in values}
+    own["vocab_multiple"] = config.model.vocab_size  # the tokenizer's vocabulary, rounded up to this
+    own["warmup_ratio"] = config.warmup_ratio if config.warmup_steps is None else None
+    words = flags(RunSettings(**own))
+    for name, value in (("scheme", config.model.scheme), ("lr", config.lr), ("seed", config.seed)):
+        words += [f"--{name}", _word(value)]
+    return words + (["--init-from", config.init_from] if config.init_from else [])
 
 
 def _word(value: object) -> str:
