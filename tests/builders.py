@@ -25,6 +25,7 @@ SCHEMES = [
     "geonorm:reproject=true",
     "proj:update-norm=rms",
     "proj:project=false",
+    "proj:head-input=displacement,alpha=0.3,first-alpha=1,alpha-lr=0.1",
 ]
 
 

@@ -12,7 +12,15 @@ import pytest
 import torch
 from builders import batch, build, connections
 
-from spheret.connections import CaySpheretNorm, GeoNorm, ProjSpheretNorm, SpheretNorm, build_connection, parse_scheme
+from spheret.connections import (
+    CaySpheretNorm,
+    GeoNorm,
+    ProjSpheretNorm,
+    SpheretNorm,
+    build_connection,
+    parameter_roles,
+    parse_scheme,
+)
 from spheret.connections.learned import LearnedExponent
 from spheret.geometry import LOG_P_RANGE
 from spheret.kernels import retract
@@ -327,3 +335,36 @@ def test_layers_counted_from_one_are_refused(named: type[SpheretNorm]) -> None:
 def test_constructor_errors(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_head_reads_the_part_of_the_state_that_is_orthogonal_to_the_embedding() -> None:
+    model = build("proj:head-input=displacement,final-norm=none")
+    h, entry = torch.randn(2, 5, 32), torch.randn(2, 5, 32)
+    read = model.stream.exit(h, entry)
+    along = (h * entry).sum(-1, keepdim=True) / entry.square().sum(-1, keepdim=True) * entry
+    torch.testing.assert_close(read, h - along, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"head_input = displacement: give what enter returned too"):
+        model.stream.exit(h)
+
+
+def test_a_head_that_reads_the_displacement_does_not_repeat_the_token() -> None:
+    """A tied head gives a state that has not moved away from its embedding a large logit for its own token."""
+    idx, _ = batch()
+    with torch.no_grad():
+        own = {
+            read: build(f"proj:head-input={read}")(idx)[0].gather(-1, idx.unsqueeze(-1)).mean()
+            for read in ("state", "displacement")
+        }
+    assert own["state"] > 1 and abs(own["displacement"]) < 0.2 * own["state"]
+
+
+def test_the_first_block_may_start_with_another_step() -> None:
+    model = build("proj:alpha=0.1,first-alpha=1,decay=none")
+    assert [c.step().item() for c in connections(model)] == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1])
+
+
+def test_alpha_has_a_learning_rate_of_its_own() -> None:
+    roles = parameter_roles(build("proj:alpha-lr=0.05"))
+    assert {role.lr_scale for name, role in roles.items() if name.endswith("step.weight")} == {0.05}
+    with pytest.raises(ValueError, match=r"alpha_lr = -1\.0: a factor on a learning rate"):
+        build("proj:alpha-lr=-1")

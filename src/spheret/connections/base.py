@@ -125,8 +125,11 @@ class Stream(nn.Module):
         """Map the embedding (..., d) to the residual stream (..., d)."""
         return h
 
-    def exit(self, h: Tensor) -> Tensor:
-        """Map the residual stream (..., d) to the input of the head (..., d)."""
+    def exit(self, h: Tensor, entry: Tensor | None = None) -> Tensor:
+        """Map the residual stream (..., d) to the input of the head (..., d).
+
+        ``entry`` is what ``enter`` returned, which some schemes compare the stream with.
+        """
         return h
 
     def reset_parameters(self) -> None:

@@ -76,9 +76,10 @@ class StepSize(Float32Module):
         start: initial value of alpha.
         lambda_l: the constant of this layer. It is a Python float, not a buffer, so loading a model cannot lose it.
         form: ``raw`` learns alpha itself; ``softplus`` learns ``a`` with ``alpha = softplus(a)``, always positive.
+        lr_scale: factor on the learning rate of alpha.
     """
 
-    def __init__(self, start: float, lambda_l: float, form: str = "raw") -> None:
+    def __init__(self, start: float, lambda_l: float, form: str = "raw", lr_scale: float = 1.0) -> None:
         super().__init__()
         if form not in ("raw", "softplus"):
             raise ValueError(f"alpha form {form!r}: choose raw or softplus")
@@ -86,7 +87,9 @@ class StepSize(Float32Module):
             raise ValueError(f"alpha = {start}: a step size starts at a finite number")
         if form == "softplus" and start <= 0:
             raise ValueError(f"alpha = {start}: a softplus step size starts above 0; use the raw form to start at 0")
-        self.start, self.lambda_l, self.form = start, lambda_l, form
+        if not 0 <= lr_scale < math.inf:
+            raise ValueError(f"alpha_lr = {lr_scale}: a factor on a learning rate is a finite number, 0 or more")
+        self.start, self.lambda_l, self.form, self.lr_scale = start, lambda_l, form, lr_scale
         self.weight = nn.Parameter(torch.empty(1, dtype=torch.float32))
         self.reset_parameters()
 
@@ -96,7 +99,7 @@ class StepSize(Float32Module):
         nn.init.constant_(self.weight, self.start if self.form == "raw" else inverse_softplus)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
-        return {"weight": ParameterRole(decay=False)}
+        return {"weight": ParameterRole(decay=False, lr_scale=self.lr_scale)}
 
     def alpha(self) -> Tensor:
         """The learned factor, shape (1,)."""

@@ -106,7 +106,7 @@ class NormedStream(Stream):
     def enter(self, h: Tensor) -> Tensor:
         return h if self.entry_norm is None else self.entry_norm(h)
 
-    def exit(self, h: Tensor) -> Tensor:
+    def exit(self, h: Tensor, entry: Tensor | None = None) -> Tensor:
         return h if self.final_norm is None else self.final_norm(h)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -92,7 +92,7 @@ class ScaledEntry(Stream):
     def enter(self, h: Tensor) -> Tensor:
         return h if self.scale is None else (self.scale() * h).to(h.dtype)
 
-    def exit(self, h: Tensor) -> Tensor:
+    def exit(self, h: Tensor, entry: Tensor | None = None) -> Tensor:
         return self.dyt(h)
 
 

@@ -99,9 +99,9 @@ def canonical_name(scheme: str | Scheme) -> str:
 def build_stream(scheme: str | Scheme, *, dim: int, n_layer: int) -> Stream:
     """The stream of a model of ``n_layer`` blocks of width ``dim``.
 
-    Call ``h = stream.enter(h)`` after the embedding and ``h = stream.exit(h)`` before the head. The stream also owns
-    what the connections share: the sphere's radius, and the single exponent of ``p=learn``. Pass it to every
-    :func:`build_connection`.
+    Call ``entry = h = stream.enter(h)`` after the embedding and ``h = stream.exit(h, entry)`` before the head; most
+    schemes need no ``entry``. The stream also owns what the connections share: the sphere's radius, and the single
+    exponent of ``p=learn``. Pass it to every :func:`build_connection`.
 
     Raises:
         ValueError: an unknown scheme or option.

@@ -34,6 +34,7 @@ Count = Literal["block", "sublayer"]
 Decay = Literal["inv-sqrt", "inv", "none"]
 FinalNorm = Literal["layernorm", "none"]
 UpdateNorm = Literal["none", "rms"]
+HeadInput = Literal["state", "displacement"]
 LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
 # The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head.
 PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}
@@ -78,6 +79,7 @@ class SpheretNorm(Connection):
         decay: how lambda_l falls with l: ``inv-sqrt`` (as in the paper), ``inv`` or ``none``.
         count: whether l counts blocks (``block``) or sublayers (``sublayer``).
         alpha_form: ``raw`` learns alpha itself, ``softplus`` learns a with alpha = softplus(a).
+        alpha_lr: factor on the learning rate of alpha.
         project: rotate towards the tangent part of the update. False adds the whole update and projects the sum back
             onto the sphere.
         update_norm: ``rms`` divides the update by its root mean square first, ``none`` does not.
@@ -102,6 +104,7 @@ class SpheretNorm(Connection):
         decay: Decay = "inv-sqrt",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
+        alpha_lr: float = 1.0,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         exponent: LearnedExponent | None = None,
@@ -127,7 +130,7 @@ class SpheretNorm(Connection):
                 )
             alpha = default_alpha(n_layer)
         self.p, self.layer_idx, self.project, self.update_norm = float(p), layer_idx, project, update_norm
-        self.step = StepSize(alpha, lambda_l, alpha_form)
+        self.step = StepSize(alpha, lambda_l, alpha_form, alpha_lr)
         self.exponent = LearnedExponent(self.p) if learn_p else None
         # Shared modules belong to the stream. nn.Module registers modules, but not tuples of them, so the tuple keeps
         # their parameters from appearing a second time here.
@@ -243,9 +246,10 @@ class SphereStream(Stream):
         final_norm: FinalNorm = "layernorm",
         exponent: LearnedExponent | None = None,
         learns_exponents: bool = False,
+        head_input: HeadInput = "state",
     ) -> None:
         super().__init__()
-        self.learns_exponents = learns_exponents
+        self.learns_exponents, self.head_input = learns_exponents, head_input
         self.radius = Radius(dim, learn_radius)
         self.exponent = exponent  # the one exponent that all connections of a model share, or None
         self.final_norm = build_norm(final_norm, dim)
@@ -253,7 +257,11 @@ class SphereStream(Stream):
     def enter(self, h: Tensor) -> Tensor:
         return scale_norm(h, self.radius()).to(h.dtype)
 
-    def exit(self, h: Tensor) -> Tensor:
+    def exit(self, h: Tensor, entry: Tensor | None = None) -> Tensor:
+        if self.head_input == "displacement":
+            if entry is None:
+                raise ValueError("head_input = displacement: give what enter returned too, stream.exit(h, entry)")
+            h = displacement(h, entry)
         return h if self.final_norm is None else self.final_norm(h)
 
     def after_step(self, model: nn.Module) -> None:
@@ -261,6 +269,14 @@ class SphereStream(Stream):
         for module in model.modules() if self.learns_exponents else ():
             if isinstance(module, LearnedExponent):
                 module.bound()
+
+
+def displacement(h: Tensor, entry: Tensor) -> Tensor:
+    """The part of ``h`` that is tangent to the sphere at ``entry``, the direction in which a token has moved; both
+    (..., d), the result in the dtype of ``h``."""
+    dtype = compute_dtype(h, entry)
+    found = rows(entry.to(dtype), h.to(dtype), 1.0)
+    return (found.b * found.z).to(h.dtype)
 
 
 class ProjSpheretNorm(SpheretNorm):
@@ -278,6 +294,7 @@ class ProjSpheretNorm(SpheretNorm):
         decay: Decay = "inv-sqrt",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
+        alpha_lr: float = 1.0,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         radius: nn.Module | None = None,
@@ -292,6 +309,7 @@ class ProjSpheretNorm(SpheretNorm):
             decay=decay,
             count=count,
             alpha_form=alpha_form,
+            alpha_lr=alpha_lr,
             project=project,
             update_norm=update_norm,
             radius=radius,
@@ -313,6 +331,7 @@ class CaySpheretNorm(SpheretNorm):
         decay: Decay = "inv-sqrt",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
+        alpha_lr: float = 1.0,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         radius: nn.Module | None = None,
@@ -327,6 +346,7 @@ class CaySpheretNorm(SpheretNorm):
             decay=decay,
             count=count,
             alpha_form=alpha_form,
+            alpha_lr=alpha_lr,
             project=project,
             update_norm=update_norm,
             radius=radius,
@@ -341,7 +361,9 @@ class SpheretScheme(Scheme):
         p: the exponent: a number in (0, inf], learn (one for the model) or learn-per-layer (one for every connection).
         p_start: initial value of a learned exponent.
         alpha: initial step size; by default 2/sqrt(L), at most 1.
+        first_alpha: initial step size in the first block; by default as in the others.
         alpha_form: raw learns alpha itself, softplus learns a with alpha = softplus(a), which is positive.
+        alpha_lr: factor on the learning rate of alpha.
         decay: lambda_l, the factor on the step size at depth l: inv-sqrt is 1/sqrt(l), inv 1/l, none 1.
         count: whether l counts blocks or sublayers.
         project: false adds the whole update, including its radial part, and projects the sum back onto the sphere.
@@ -349,6 +371,7 @@ class SpheretScheme(Scheme):
         reproject: every connection also re-projects the hidden state onto the learned radius.
         learn_radius: whether the radius is learned; it starts at sqrt(d).
         final_norm: layernorm before the head, or none.
+        head_input: what the head reads: the state, or its displacement, the part orthogonal to the token's embedding.
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
     """
@@ -369,7 +392,9 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     p: float | Literal["learn", "learn-per-layer"] = 1.0
     p_start: float = 1.0
     alpha: float | None = None
+    first_alpha: float | None = None
     alpha_form: AlphaForm = "raw"
+    alpha_lr: float = 1.0
     decay: Decay = "inv-sqrt"
     count: Count = "block"
     project: bool = True
@@ -377,6 +402,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     reproject: bool = False
     learn_radius: bool = True
     final_norm: FinalNorm = "layernorm"
+    head_input: HeadInput = "state"
     gain: float = 1.0
     embedding_gain: float = 1.0
 
@@ -424,6 +450,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             final_norm=self.final_norm,
             exponent=exponent,
             learns_exponents=isinstance(self.p, str),
+            head_input=self.head_input,
         )
 
     def connection(
@@ -443,11 +470,12 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             layer_idx=layer_idx,
             n_layer=n_layer,
             sublayer=sublayer,
-            alpha=self.alpha,
+            alpha=self.first_alpha if layer_idx == 0 and self.first_alpha is not None else self.alpha,
             learn_p=own_p,
             decay=self.decay,
             count=self.count,
             alpha_form=self.alpha_form,
+            alpha_lr=self.alpha_lr,
             project=self.project,
             update_norm=self.update_norm,
             exponent=shared.exponent if shared is not None and self.p == LEARN else None,

@@ -106,10 +106,10 @@ class GPT(nn.Module):
         Raises:
             ValueError: T is longer than the model's context.
         """
-        h = branch = self.embed(idx)
+        entry = h = branch = self.embed(idx)
         for block in self.blocks:
             h, branch = block(h, branch)
-        logits = self.logits(h)
+        logits = self.logits(h, entry)
         if targets is None:
             return logits, None
         # bfloat16 logits are cast to float32 first: their cross entropy would be off in the third digit.
@@ -132,13 +132,13 @@ class GPT(nn.Module):
             h = h + self.wpe(torch.arange(length, device=idx.device))
         return self.stream.enter(self.drop(h))
 
-    def logits(self, h: Tensor) -> Tensor:
-        """The residual stream (..., n_embd) after the last block -> logits (..., vocab_size)."""
+    def logits(self, h: Tensor, entry: Tensor) -> Tensor:
+        """The residual stream (..., n_embd) after the last block, and before the first -> logits (..., vocab_size)."""
         weight = self.wte.weight if self.lm_head is None else self.lm_head.weight
         if self.logit_scale is not None:
             # The scale multiplies the rows of the head, which is cheaper than multiplying the logits of every token.
             weight = (self.logit_scale().unsqueeze(-1) * weight).to(weight.dtype)
-        return F.linear(self.stream.exit(h), weight)
+        return F.linear(self.stream.exit(h, entry), weight)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
