@@ -61,7 +61,7 @@ def test_what_a_sublayer_reads_has_the_dtype_of_the_stream(scheme: str, h_dtype:
     for connection in every_connection(scheme):
         assert connection.branch_input(h).dtype == h_dtype
     stream = spheret.build_stream(scheme, dim=24, n_layer=3)
-    assert stream.enter(h).dtype == stream.exit(h).dtype == h_dtype
+    assert stream.enter(h).dtype == stream.exit(h, stream.enter(h)).dtype == h_dtype
 
 
 @pytest.mark.slow
