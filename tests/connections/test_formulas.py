@@ -88,9 +88,9 @@ def keel(norm: Norm, alpha: float, whole_first_block: bool = False) -> Residual:
     return residual
 
 
-def rotation(angle: Callable[[Tensor], Tensor]) -> Residual:
+def rotation(angle: Callable[[Tensor], Tensor], *, decays: bool = False) -> Residual:
     def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        step = w[f"{connection}.step.weight"] * LAMBDA[layer]
+        step = w[f"{connection}.step.weight"] * (LAMBDA[layer] if decays else 1)
         radius, f = h.pow(2).sum(-1, keepdim=True).sqrt(), branch(h)
         tangent = step * (f - (h * f).sum(-1, keepdim=True) / radius**2 * h)
         length = tangent.pow(2).sum(-1, keepdim=True).sqrt()
@@ -104,8 +104,9 @@ def on_the_sphere(w: Weights, x: Tensor) -> Tensor:
     return w["stream.radius.gain"] * x / x.pow(2).sum(-1, keepdim=True).sqrt()
 
 
-def leaving_the_sphere(w: Weights, h: Tensor) -> Tensor:
-    return layer_norm(h, w["stream.final_norm.weight"])
+def leaving_the_sphere(w: Weights, h: Tensor, entry: Tensor) -> Tensor:
+    displacement = h - (h * entry).sum(-1, keepdim=True) / entry.pow(2).sum(-1, keepdim=True) * entry
+    return layer_norm(displacement, w["stream.final_norm.weight"])
 
 
 RESIDUALS: dict[str, Residual] = {
@@ -125,6 +126,8 @@ RESIDUALS: dict[str, Residual] = {
     "cay": rotation(lambda beta: 2 * torch.atan(beta / 2)),
     "spheret:p=0.5": rotation(lambda beta: 0.5 * torch.atan(beta / 0.5)),
     "spheret:p=0.7": rotation(lambda beta: 0.7 * torch.atan(beta / 0.7)),
+    "spheret": rotation(lambda beta: 4 / LAYERS * torch.atan(beta * LAYERS / 4)),
+    "proj:decay=inv-sqrt,head-input=state": rotation(lambda beta: torch.atan(beta), decays=True),
 }
 
 
@@ -146,6 +149,7 @@ EXITS: dict[str, Callable[[Weights, Tensor], Tensor]] = {
     "pre-dyt": lambda w, h: dyt(h, w, "stream.dyt"),
     "keel": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
     "keel:preset=paper": lambda w, h: rms_norm(h, w["stream.final_norm.weight"]),
+    "proj:decay=inv-sqrt,head-input=state": lambda w, h: layer_norm(h, w["stream.final_norm.weight"]),
 }
 
 
@@ -158,13 +162,14 @@ def end(
 def written_out(scheme: str, w: Weights, idx: Tensor) -> Tensor:
     """Logits (B, T, vocab)."""
     h = w["wte.weight"][idx] + w["wpe.weight"][: idx.shape[1]]
-    h = (end(ENTRIES, scheme) or on_the_sphere)(w, h)
+    entry = h = (end(ENTRIES, scheme) or on_the_sphere)(w, h)
     for i in range(LAYERS):
         block = f"blocks.{i}"
         for name, sublayer in (("attn", attention), ("mlp", mlp)):
             branch = lambda x, f=sublayer, b=block: f(x, w, b)  # noqa: E731
             h = RESIDUALS[scheme](w, f"{block}.{name}_connection", i + 1, h, branch)
-    h = (end(EXITS, scheme) or leaving_the_sphere)(w, h)
+    leave = end(EXITS, scheme)
+    h = leaving_the_sphere(w, h, entry) if leave is None else leave(w, h)
     return h @ w["wte.weight"].T
 
 

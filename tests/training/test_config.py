@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spheret.connections import parse_scheme
 from spheret.training import TrainConfig, config_from_dict, config_to_dict
 
 Tiny = Callable[..., TrainConfig]
@@ -104,3 +105,30 @@ def test_a_token_bound_lowers_the_steps_and_ends_the_decay_there(tiny: Tiny) -> 
     assert config.total_steps == 10
     assert config.lr_at(9) == config.min_lr_ratio * config.lr
     assert dataclasses.replace(config, max_train_tokens=10**9).total_steps == 100
+
+
+@pytest.mark.parametrize(
+    ("stored", "today"),
+    [
+        ("pre-ln", "pre-ln"),
+        ("proj", "proj:alpha=0.5,alpha-lr=1,decay=inv-sqrt,head-input=state"),
+        ("spheret:p=0.5,alpha=1", "spheret:p=0.5,alpha=1,alpha-lr=1,decay=inv-sqrt,head-input=state"),
+        ("spheret", "proj:alpha=0.5,alpha-lr=1,decay=inv-sqrt,head-input=state"),
+        ("geonorm:decay=none", "geonorm:alpha=0.5,alpha-lr=1,head-input=state"),
+        ("spheret:p=learn", "spheret:p=learn,p-start=1,alpha=0.5,alpha-lr=1,decay=inv-sqrt,head-input=state"),
+        ("cay:preset=paper", "cay:preset=paper"),
+    ],
+)
+def test_a_run_of_format_1_keeps_the_defaults_that_it_was_trained_with(stored: str, today: str) -> None:
+    values = config_to_dict(TrainConfig()) | {"model": {"n_layer": 16, "n_head": 2, "n_embd": 16, "scheme": stored}}
+    for name in ("format", "qkv_lr", "mlp_out_lr"):
+        values.pop(name)
+    config = config_from_dict(values)
+    assert parse_scheme(config.model.scheme) == parse_scheme(today)
+    assert config.qkv_lr == config.mlp_out_lr == 1
+    assert config_from_dict(config_to_dict(config)) == config
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="format=3 is not known"):
+        config_from_dict(config_to_dict(TrainConfig()) | {"format": 3})

@@ -142,6 +142,8 @@ class Comparison:
             "decay_fraction": config.decay_fraction if config.schedule == "wsd" else None,
             "warmup_steps": run.total_warmup_steps,
             "weight_decay": run.weight_decay,
+            "qkv_lr": run.qkv_lr,
+            "mlp_out_lr": run.mlp_out_lr,
             "betas": [config.beta1, config.beta2],
             "grad_clip": config.grad_clip,
             "eval_windows": config.eval_windows,
@@ -161,13 +163,15 @@ class Comparison:
         rates = sorted(self.config.rates(scheme))
         tuning, runs = self._of(scheme, "tuning"), self._of(scheme, "seed")
         results = [r for r in (*runs.values(), *tuning.values()) if r is not None]
-        # Only for the scheme's warm-up and weight decay, which do not depend on the vocabulary.
+        # Only for the scheme's own settings, which do not depend on the vocabulary.
         run = self.config.train_config(scheme, lr=rates[0], seed=1, vocab_size=1)
         return {
             "scheme": scheme,
             "rates": rates,
             "warmup_steps": run.total_warmup_steps,
             "weight_decay": run.weight_decay,
+            "qkv_lr": run.qkv_lr,
+            "mlp_out_lr": run.mlp_out_lr,
             "parameters": results[0].parameters if results else None,
             "lr": lr,
             "lr_at_edge": len(rates) > 1 and lr in (rates[0], rates[-1]),

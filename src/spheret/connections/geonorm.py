@@ -8,13 +8,14 @@ Step size, decay and ScaleNorm are the same as in the other SpheretNorms, so tha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
 from spheret.connections.base import counts_from_zero
-from spheret.connections.spheret import AlphaForm, Count, Decay, SpheretNorm, SpheretScheme, UpdateNorm
+from spheret.connections.spheret import ALPHA_LR, PAPER, AlphaForm, Count, Decay, SpheretNorm, SpheretScheme, UpdateNorm
 
 
 class GeoNorm(SpheretNorm):
@@ -29,10 +30,10 @@ class GeoNorm(SpheretNorm):
         sublayer: int = 0,
         alpha: float | None = None,
         learn_p: bool = False,
-        decay: Decay = "inv-sqrt",
+        decay: Decay = "none",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
-        alpha_lr: float = 1.0,
+        alpha_lr: float = ALPHA_LR,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         radius: nn.Module | None = None,
@@ -62,6 +63,8 @@ class GeoNormScheme(SpheretScheme):
     equation: ClassVar[str] = """w = alpha lambda_l (f - <h,f>/|h|^2 h),   beta = |w|/|h|,   theta = beta
 h' = cos(theta) h + sin(theta) |h| w/|w|"""
     source: ClassVar[str] = "arXiv 2601.22095"
+
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": PAPER}
 
     p: float = math.inf  # type: ignore[assignment]
 

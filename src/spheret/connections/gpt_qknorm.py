@@ -23,7 +23,7 @@ from torch import Tensor
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream
 from spheret.connections.learned import scaling
 from spheret.connections.norms import RMS_EPS, NormedStream, RMSNorm
-from spheret.connections.options import InitRule, ModelOptions
+from spheret.connections.options import InitRule, ModelOptions, TrainingDefaults
 
 
 class PreRMS(Connection):
@@ -90,3 +90,6 @@ class GPTQKNormScheme(Scheme):
             head=self.head,
             qk_scale=scaling(1.0, None, dim),
         )
+
+    def training(self, n_layer: int) -> TrainingDefaults:
+        return TrainingDefaults(qkv_lr=1.0, mlp_out_lr=1.0)

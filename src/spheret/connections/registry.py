@@ -38,11 +38,11 @@ SCHEMES: dict[str, type[Scheme]] = {
 }
 ALIASES = {"proj": "spheret:p=1", "cay": "spheret:p=2"}
 # The members of the `spheret` family that `list_schemes` lists separately.
-FAMILY = ("spheret:p=0.5", "spheret:p=learn", "spheret:p=learn-per-layer")
+FAMILY = ("spheret", "spheret:p=0.5", "spheret:p=learn", "spheret:p=learn-per-layer")
 
 
 def list_schemes() -> list[str]:
-    """Names of all schemes; ``spheret:p=<x>`` takes any x in (0, inf]."""
+    """Names of all schemes; ``spheret:p=<x>`` takes any x in (0, inf], and ``spheret`` alone is ``p=auto``."""
     return [name for name in SCHEMES if name != "spheret"] + list(ALIASES) + list(FAMILY)
 
 
@@ -93,7 +93,27 @@ def canonical_name(scheme: str | Scheme) -> str:
     if parsed.p in (1.0, 2.0):
         changed.pop("p", None)
         return _join("proj" if parsed.p == 1 else "cay", changed)
-    return _join(parsed.name, {"p": parsed.p, **changed})
+    return _join(parsed.name, changed)
+
+
+def with_defaults_of_format_1(scheme: str, n_layer: int) -> str:
+    """The name under which a scheme of a run folder of format 1 means today what it meant then.
+
+    The defaults of the sphere schemes have changed since: alpha, its learning rate and decay, what the head reads.
+    """
+    name, _, text = scheme.strip().partition(":")
+    keys = {item.partition("=")[0].strip().replace("_", "-") for item in text.split(",")}
+    if name not in ("spheret", "proj", "cay", "geonorm"):
+        return scheme
+    old = {"decay": "inv-sqrt", "alpha-lr": "1", "head-input": "state"}
+    if "preset" not in keys:
+        old["alpha"] = repr(min(1.0, 2 / math.sqrt(n_layer)))
+    if name == "spheret":
+        old["p"] = "1"
+    if "p=learn" in text:
+        old["p-start"] = "1"
+    added = [f"{key}={value}" for key, value in old.items() if key not in keys]
+    return f"{name}:{','.join(filter(None, [text, *added]))}"
 
 
 def build_stream(scheme: str | Scheme, *, dim: int, n_layer: int) -> Stream:

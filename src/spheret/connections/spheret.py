@@ -8,13 +8,15 @@ not change: a ScaleNorm with one learned radius sets it once, after the embeddin
 the blocks from 1. For p > 2 a large step can rotate past the antipode.
 
 The paper does not specify the start of alpha, its parametrisation, the initial weight scale or the final norm. The
-defaults here were chosen by measurement (docs/log.md, benchmarks/results/defaults). ``preset=paper`` is the closest
-reading of the paper's text.
+defaults here were chosen by measurement (docs/log-training.md), so that one learning rate, a number over the width,
+serves every depth: alpha starts at 1/L in every sublayer (no decay) and learns slowly, and the head reads how far the
+state has moved away from the token's embedding. ``preset=paper`` is the closest reading of the paper's text.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -26,7 +28,7 @@ from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, St
 from spheret.connections.learned import LearnedExponent, Radius, StepSize, check_start
 from spheret.connections.norms import build_norm
 from spheret.connections.options import InitRule, tied_embedding_std
-from spheret.geometry import compute_dtype, cos_and_sinc, norm, rows
+from spheret.geometry import LOG_P_RANGE, compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import rotate, scale_norm
 
 AlphaForm = Literal["raw", "softplus"]
@@ -35,9 +37,18 @@ Decay = Literal["inv-sqrt", "inv", "none"]
 FinalNorm = Literal["layernorm", "none"]
 UpdateNorm = Literal["none", "rms"]
 HeadInput = Literal["state", "displacement"]
-LEARN, LEARN_PER_LAYER = "learn", "learn-per-layer"
+AUTO, LEARN, LEARN_PER_LAYER = "auto", "learn", "learn-per-layer"
+ALPHA_LR = 0.05
+"""Factor on the learning rate of alpha. At the full rate, one step moves an alpha of 1/L by a tenth and more."""
 # The closest reading of the paper's text: alpha = softplus(a) starting at 1, no norm before the head.
-PAPER = {"alpha": 1.0, "alpha_form": "softplus", "final_norm": "none"}
+PAPER = {
+    "alpha": 1.0,
+    "alpha_form": "softplus",
+    "alpha_lr": 1.0,
+    "decay": "inv-sqrt",
+    "head_input": "state",
+    "final_norm": "none",
+}
 
 
 def decay_factor(decay: str, index: int) -> float:
@@ -53,15 +64,24 @@ def decay_factor(decay: str, index: int) -> float:
 
 
 def default_alpha(n_layer: int) -> float:
-    """The default start of alpha: ``2 / sqrt(L)``, at most 1.
+    """The default start of alpha: ``1 / L``.
 
-    With lambda_l = 1/sqrt(l), the step sizes of all 2L sublayers then sum to about 8 at every depth. This sum decides
-    whether a deep model trains. Early in training all updates align with the mean hidden state, and each sublayer
-    multiplies the rest of a token's signal by ``1 - s c``, where s is its step size and c the cosine of update and mean
-    hidden state. With a start of 1 the step sizes sum to ``4 sqrt(L)``, and models of 24 and more layers collapse. A
-    start of 1/2 collapses at 72 layers.
+    The step sizes of all 2L sublayers then sum to 2 at every depth. This sum decides at which learning rates a deep
+    model trains. Early in training all updates align with the mean hidden state, and each sublayer multiplies the rest
+    of a token's signal by ``1 - s c``, where s is its step size and c the cosine of update and mean hidden state. A sum
+    of 8 is as good at a quarter of the best learning rate, and collapses at the best.
     """
-    return min(1.0, 2 / math.sqrt(n_layer))
+    return 1 / n_layer
+
+
+def default_exponent(n_layer: int) -> float:
+    """The exponent of ``p=auto``: ``4 / L``, which caps the angle of every sublayer at ``2 pi / L``.
+
+    The cap is four times the default step size, so it does not touch ordinary updates (an update as long as the hidden
+    state turns it by 0.98 alpha), and the network as a whole can turn no token by more than 4 pi. p is at most 2, which
+    matters for a single block, and at least the smallest exponent that can be learned.
+    """
+    return min(max(4 / n_layer, math.exp(LOG_P_RANGE[0])), 2.0)
 
 
 class SpheretNorm(Connection):
@@ -70,13 +90,13 @@ class SpheretNorm(Connection):
     The defaults are those of the scheme ``spheret`` at the same depth.
 
     Args:
-        p: exponent in (0, inf].
+        p: exponent in (0, inf]; None: 4/n_layer.
         layer_idx: index of the block, from 0; the equations' l is layer_idx + 1.
-        n_layer: number of blocks in the model; required if ``alpha`` is None.
+        n_layer: number of blocks in the model; required if ``p`` or ``alpha`` is None.
         sublayer: 0 or 1; used only if ``count`` is ``sublayer``.
-        alpha: initial step size; None: 2/sqrt(n_layer), at most 1.
+        alpha: initial step size; None: 1/n_layer.
         learn_p: learn the exponent, starting at ``p``.
-        decay: how lambda_l falls with l: ``inv-sqrt`` (as in the paper), ``inv`` or ``none``.
+        decay: how lambda_l falls with l: ``none``, ``inv-sqrt`` (as in the paper) or ``inv``.
         count: whether l counts blocks (``block``) or sublayers (``sublayer``).
         alpha_form: ``raw`` learns alpha itself, ``softplus`` learns a with alpha = softplus(a).
         alpha_lr: factor on the learning rate of alpha.
@@ -87,24 +107,24 @@ class SpheretNorm(Connection):
         radius: a module that returns the radius to re-project onto; None keeps the norm of ``h``.
 
     Raises:
-        ValueError: a value out of range, or neither ``alpha`` nor ``n_layer``.
+        ValueError: a value out of range, or no ``n_layer`` where ``p`` or ``alpha`` follows from it.
         TypeError: the old ``layer``, which counted from 1.
     """
 
     @counts_from_zero
     def __init__(
         self,
-        p: float = 1.0,
+        p: float | None = None,
         *,
         layer_idx: int = 0,
         n_layer: int | None = None,
         sublayer: int = 0,
         alpha: float | None = None,
         learn_p: bool = False,
-        decay: Decay = "inv-sqrt",
+        decay: Decay = "none",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
-        alpha_lr: float = 1.0,
+        alpha_lr: float = ALPHA_LR,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         exponent: LearnedExponent | None = None,
@@ -113,6 +133,12 @@ class SpheretNorm(Connection):
         super().__init__()
         if layer_idx < 0 or (n_layer is not None and layer_idx >= n_layer):
             raise ValueError(f"layer_idx = {layer_idx}: blocks are counted from 0{_last(n_layer)}")
+        if n_layer is None and None in (p, alpha):
+            raise ValueError(
+                "n_layer is missing: p is 4/n_layer and alpha starts at 1/n_layer; give the number of blocks, or both"
+            )
+        if p is None:
+            p = default_exponent(cast(int, n_layer))
         if not p > 0:
             raise ValueError(f"p = {p}: the exponent must lie in (0, inf]")
         if learn_p and math.isinf(p):
@@ -124,11 +150,7 @@ class SpheretNorm(Connection):
         index = layer_idx if count == "block" else SUBLAYERS_PER_LAYER * layer_idx + sublayer
         lambda_l = decay_factor(decay, index + 1)
         if alpha is None:
-            if n_layer is None:
-                raise ValueError(
-                    "n_layer is missing: alpha starts at 2/sqrt(n_layer); give the number of blocks, or alpha"
-                )
-            alpha = default_alpha(n_layer)
+            alpha = default_alpha(cast(int, n_layer))
         self.p, self.layer_idx, self.project, self.update_norm = float(p), layer_idx, project, update_norm
         self.step = StepSize(alpha, lambda_l, alpha_form, alpha_lr)
         self.exponent = LearnedExponent(self.p) if learn_p else None
@@ -260,8 +282,13 @@ class SphereStream(Stream):
     def exit(self, h: Tensor, entry: Tensor | None = None) -> Tensor:
         if self.head_input == "displacement":
             if entry is None:
-                raise ValueError("head_input = displacement: give what enter returned too, stream.exit(h, entry)")
-            h = displacement(h, entry)
+                warnings.warn(
+                    "stream.exit(h) without an entry: the head reads the state instead of its displacement; give what "
+                    "stream.enter returned too, stream.exit(h, entry), or set head-input=state",
+                    stacklevel=2,
+                )
+            else:
+                h = displacement(h, entry)
         return h if self.final_norm is None else self.final_norm(h)
 
     def after_step(self, model: nn.Module) -> None:
@@ -291,10 +318,10 @@ class ProjSpheretNorm(SpheretNorm):
         sublayer: int = 0,
         alpha: float | None = None,
         learn_p: bool = False,
-        decay: Decay = "inv-sqrt",
+        decay: Decay = "none",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
-        alpha_lr: float = 1.0,
+        alpha_lr: float = ALPHA_LR,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         radius: nn.Module | None = None,
@@ -328,10 +355,10 @@ class CaySpheretNorm(SpheretNorm):
         sublayer: int = 0,
         alpha: float | None = None,
         learn_p: bool = False,
-        decay: Decay = "inv-sqrt",
+        decay: Decay = "none",
         count: Count = "block",
         alpha_form: AlphaForm = "raw",
-        alpha_lr: float = 1.0,
+        alpha_lr: float = ALPHA_LR,
         project: bool = True,
         update_norm: UpdateNorm = "none",
         radius: nn.Module | None = None,
@@ -358,13 +385,14 @@ class SpheretScheme(Scheme):
     """Options of ``spheret:...``.
 
     Attributes:
-        p: the exponent: a number in (0, inf], learn (one for the model) or learn-per-layer (one for every connection).
-        p_start: initial value of a learned exponent.
-        alpha: initial step size; by default 2/sqrt(L), at most 1.
+        p: the exponent: auto (4/L), a number in (0, inf], learn (one for the model) or learn-per-layer (one for every
+            connection).
+        p_start: initial value of a learned exponent; by default 4/L.
+        alpha: initial step size; by default 1/L.
         first_alpha: initial step size in the first block; by default as in the others.
         alpha_form: raw learns alpha itself, softplus learns a with alpha = softplus(a), which is positive.
         alpha_lr: factor on the learning rate of alpha.
-        decay: lambda_l, the factor on the step size at depth l: inv-sqrt is 1/sqrt(l), inv 1/l, none 1.
+        decay: lambda_l, the factor on the step size at depth l: none is 1, inv-sqrt 1/sqrt(l) (the paper's), inv 1/l.
         count: whether l counts blocks or sublayers.
         project: false adds the whole update, including its radial part, and projects the sum back onto the sphere.
         update_norm: rms divides the update by its root mean square first.
@@ -386,45 +414,53 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     )
     source: ClassVar[str] = "arXiv 2608.02668"
     keeps_norm: ClassVar[bool] = True
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "paper": PAPER}
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "default": {},
+        "paper": PAPER | {"p": 1.0},  # the exponent of their best results
+    }
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"p"})
 
-    p: float | Literal["learn", "learn-per-layer"] = 1.0
-    p_start: float = 1.0
+    p: float | Literal["auto", "learn", "learn-per-layer"] = "auto"
+    p_start: float | None = None
     alpha: float | None = None
     first_alpha: float | None = None
     alpha_form: AlphaForm = "raw"
-    alpha_lr: float = 1.0
-    decay: Decay = "inv-sqrt"
+    alpha_lr: float = ALPHA_LR
+    decay: Decay = "none"
     count: Count = "block"
     project: bool = True
     update_norm: UpdateNorm = "none"
     reproject: bool = False
     learn_radius: bool = True
     final_norm: FinalNorm = "layernorm"
-    head_input: HeadInput = "state"
+    head_input: HeadInput = "displacement"
     gain: float = 1.0
     embedding_gain: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.p, str) and self.p not in (LEARN, LEARN_PER_LAYER):
-            raise ValueError(f"p = {self.p!r}: give a number in (0, inf], {LEARN} or {LEARN_PER_LAYER}")
+        if isinstance(self.p, str) and self.p not in (AUTO, LEARN, LEARN_PER_LAYER):
+            raise ValueError(f"p = {self.p!r}: give a number in (0, inf], {AUTO}, {LEARN} or {LEARN_PER_LAYER}")
         if isinstance(self.p, float | int) and not self.p > 0:
             raise ValueError(f"p = {self.p}: the exponent must lie in (0, inf]")
-        if not isinstance(self.p, str) and self.p_start != 1:
-            raise ValueError(
-                f"p_start = {self.p_start:g} sets where a learned exponent starts, but p = {self.p:g} is fixed: "
-                f"write p={LEARN} or p={LEARN_PER_LAYER}, or omit p_start"
-            )
-        check_start(self.p_start)
+        if self.p_start is not None:
+            if self.p not in (LEARN, LEARN_PER_LAYER):
+                fixed = self.p if isinstance(self.p, str) else f"{self.p:g}"
+                raise ValueError(
+                    f"p_start = {self.p_start:g} sets where a learned exponent starts, but p = {fixed} is fixed: "
+                    f"write p={LEARN} or p={LEARN_PER_LAYER}, or omit p_start"
+                )
+            check_start(self.p_start)
 
     @property
     def summary(self) -> str:
         """One line about this exponent, since the members of the family differ in nothing else."""
+        if self.p == AUTO:
+            return "p-SpheretNorm with p = 4/L: no sublayer of L blocks turns the state by more than 2 pi/L"
         if isinstance(self.p, str):
             where = "one p for the model" if self.p == LEARN else "a p for every connection"
-            return f"p-SpheretNorm with {where}, learned, starting at {self.p_start:g}: theta = p arctan(beta/p)"
+            start = "4/L" if self.p_start is None else f"{self.p_start:g}"
+            return f"p-SpheretNorm with {where}, learned, starting at {start}: theta = p arctan(beta/p)"
         known = {
             1.0: "Proj-SpheretNorm, the metric projection: p = 1, theta = arctan(beta) (arXiv 2608.02668)",
             2.0: "Cay-SpheretNorm, the Cayley transform: p = 2, theta = 2 arctan(beta/2) (arXiv 2608.02668)",
@@ -435,6 +471,8 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     @property
     def caution(self) -> str:
         """That a step can pass the antipode, and from which size on: theta reaches pi at beta = p tan(pi/p)."""
+        if self.p == AUTO:
+            return ""
         if isinstance(self.p, str):
             return "A learned p can grow above 2. A large step can then rotate the hidden state past its antipode."
         if self.p <= 2:
@@ -443,15 +481,21 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         return f"Because p > 2, a large step (beta > {limit:.3g}) rotates the hidden state past its antipode."
 
     def stream(self, dim: int, n_layer: int) -> SphereStream:
-        exponent = LearnedExponent(self.p_start) if self.p == LEARN else None
+        exponent = LearnedExponent(self.start_of_p(n_layer)) if self.p == LEARN else None
         return SphereStream(
             dim,
             learn_radius=self.learn_radius,
             final_norm=self.final_norm,
             exponent=exponent,
-            learns_exponents=isinstance(self.p, str),
+            learns_exponents=self.p in (LEARN, LEARN_PER_LAYER),
             head_input=self.head_input,
         )
+
+    def start_of_p(self, n_layer: int) -> float:
+        """The exponent at the start of training, and always if it is not learned."""
+        if not isinstance(self.p, str):
+            return float(self.p)
+        return default_exponent(n_layer) if self.p_start is None else self.p_start
 
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
@@ -466,7 +510,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         # A connection built without a stream has no shared exponent, so p=learn falls back to its own.
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
         return SpheretNorm(
-            self.p_start if isinstance(self.p, str) else float(self.p),
+            self.start_of_p(n_layer),
             layer_idx=layer_idx,
             n_layer=n_layer,
             sublayer=sublayer,

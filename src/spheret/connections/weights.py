@@ -9,17 +9,21 @@ the stream and 0 for one that writes it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+Kind = Literal["", "qkv", "mlp-out"]
+"""Weight matrices with a learning rate of their own: the projection to queries, keys and values, and the MLP's last."""
+
 
 class ParameterRole(NamedTuple):
-    """Whether an optimizer decays a parameter, and the factor on its learning rate."""
+    """Whether an optimizer decays a parameter, the factor on its learning rate, and the kind of matrix that it is."""
 
     decay: bool
     lr_scale: float = 1.0
+    kind: Kind = ""
 
 
 # PyTorch's own modules have no parameter_roles(), so their roles are defined here.
@@ -59,7 +63,8 @@ def _answers(module: nn.Module) -> dict[str, ParameterRole]:
         answers: dict[str, ParameterRole] = method()
         return answers
     if isinstance(module, (*_DECAYED, *_NORMS)):
-        return {"weight": ParameterRole(decay=isinstance(module, _DECAYED)), "bias": ParameterRole(decay=False)}
+        weight = ParameterRole(decay=isinstance(module, _DECAYED), kind=getattr(module, "kind", ""))
+        return {"weight": weight, "bias": ParameterRole(decay=False)}
     return {}
 
 

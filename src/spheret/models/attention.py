@@ -16,7 +16,7 @@ from spheret.connections.learned import ScaledVector
 from spheret.connections.norms import RMSNorm
 from spheret.connections.options import Factors, ModelOptions
 from spheret.kernels import unit
-from spheret.models.weights import scale_outputs, times
+from spheret.models.weights import of_kind, scale_outputs, times
 
 
 class CausalSelfAttention(nn.Module):
@@ -36,7 +36,7 @@ class CausalSelfAttention(nn.Module):
         self.n_head, self.head_dim, self.dropout = n_head, dim // n_head, dropout
         self.rope_base = rope_base if options.positions == "rope" else None
         self.factors = options.factors
-        self.c_attn = nn.Linear(dim, 3 * dim, bias=bias)
+        self.c_attn = of_kind("qkv", nn.Linear(dim, 3 * dim, bias=bias))
         self.c_proj = nn.Linear(dim, dim, bias=bias)
         rms = options.qk_norm == "rms"
         self.q_norm = RMSNorm(self.head_dim) if rms else None

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from spheret.connections.learned import ScaledVector
 from spheret.connections.options import Factors, ModelOptions, Scaling
-from spheret.models.weights import scale_outputs, times
+from spheret.models.weights import of_kind, scale_outputs, times
 
 # Hidden units, in units of the width. SwiGLU has as many, as in nGPT, so it has half as many parameters again as the
 # GELU MLP; LLaMA's 8/3 would make them equal.
@@ -21,7 +21,7 @@ class MLP(nn.Module):
     def __init__(self, dim: int, *, dropout: float = 0.0, bias: bool = False) -> None:
         super().__init__()
         self.c_fc = nn.Linear(dim, HIDDEN * dim, bias=bias)
-        self.c_proj = nn.Linear(HIDDEN * dim, dim, bias=bias)
+        self.c_proj = of_kind("mlp-out", nn.Linear(HIDDEN * dim, dim, bias=bias))
         self.dropout = nn.Dropout(dropout)
 
     def stream_axes(self) -> dict[str, int]:
@@ -50,7 +50,7 @@ class SwiGLU(nn.Module):
     ) -> None:
         super().__init__()
         self.c_fc = nn.Linear(dim, 2 * HIDDEN * dim, bias=bias)
-        self.c_proj = nn.Linear(HIDDEN * dim, dim, bias=bias)
+        self.c_proj = of_kind("mlp-out", nn.Linear(HIDDEN * dim, dim, bias=bias))
         self.scale = None if scale is None else ScaledVector(2 * HIDDEN * dim, scale)
         self.factors = factors
         self.dropout = nn.Dropout(dropout)

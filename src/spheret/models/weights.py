@@ -14,6 +14,7 @@ from spheret.connections import Connection
 from spheret.connections.learned import ScaledVector
 from spheret.connections.norms import RMSNorm
 from spheret.connections.options import InitRule
+from spheret.connections.weights import Kind
 
 NANOGPT_STD = 0.02
 P = ParamSpec("P")
@@ -34,6 +35,12 @@ def undrawn(build: Callable[P, M], *args: P.args, **kwargs: P.kwargs) -> M:
         for name, parameter in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(torch.empty_like(parameter, device=device)))
     return module
+
+
+def of_kind(kind: Kind, linear: nn.Linear) -> nn.Linear:
+    """``linear``, marked for :func:`spheret.connections.parameter_roles` as a matrix of this kind."""
+    linear.kind = kind  # type: ignore[assignment]
+    return linear
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,10 @@ def _recipe(
         batch_size=512,
         grad_accum=grad_accum,
         warmup_steps=2000,
-        weight_decay=0.1,  # explicit, so that it also holds for schemes that by default train without weight decay
+        # Explicit, so that they also hold for schemes that by default train in another way.
+        weight_decay=0.1,
+        qkv_lr=1.0,
+        mlp_out_lr=1.0,
         eval_interval=500,
         eval_windows=512,
         checkpoint_interval=500,

@@ -23,7 +23,7 @@ from spheret.training.run_folder import last_finite_loss, write_bytes, write_tex
 
 REPORT_NAME, CSV_NAME, TEMPLATE_NAME = "report.html", "results.csv", "report.html.j2"
 # Settings that a scheme may set for itself, and their keys in its entry of results.json.
-_OF_SCHEME = {"lrs": "rates", "warmup_steps": "warmup_steps", "weight_decay": "weight_decay"}
+_OF_SCHEME = {"lrs": "rates"} | {key: key for key in ("warmup_steps", "weight_decay", "qkv_lr", "mlp_out_lr")}
 _CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguishable", "unknown": "no verdict"}
 
 

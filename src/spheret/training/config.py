@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from spheret.connections.registry import with_defaults_of_format_1
 from spheret.data import DataConfig
 from spheret.models import GPTConfig
 from spheret.models.config import use_python_numbers
 from spheret.training.optimizer import ScheduleKind, learning_rate
 
+FORMAT = 2
+"""Of config.json. In format 1, which had no such key, the defaults of the sphere schemes were others."""
 Switch = Literal["auto", "on", "off"]
 ComputeType = Literal["auto", "float32", "bfloat16"]
 OnDivergence = Literal["stop", "continue"]
@@ -45,6 +48,10 @@ class TrainConfig:
     """Micro-batches per optimizer step. More of them need less memory; the gradient stays the same."""
     lr: float = 3.1e-3
     """Peak learning rate. The default is `default_lr` at the default width, 0.4 / 128."""
+    qkv_lr: float = 1.0
+    """Factor on the learning rate of the projections to queries, keys and values."""
+    mlp_out_lr: float = 1.0
+    """Factor on the learning rate of the MLPs' last projections, which sum over 4d inputs."""
     min_lr_ratio: float = 0.1
     """The decay ends at this share of the peak learning rate."""
     schedule: ScheduleKind = "cosine"
@@ -139,19 +146,25 @@ class TrainConfig:
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
     """Nested plain dict of a configuration, ready for JSON."""
-    return dataclasses.asdict(config)
+    return {"format": FORMAT, **dataclasses.asdict(config)}
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
     """Inverse of `config_to_dict`. Omitted fields take their defaults. ValueError: an unknown key or a bad value.
 
-    Configurations of earlier versions can be read: `model.connection` is now `model.scheme`, and `warmup` is now
-    `warmup_steps` and `warmup_ratio`.
+    Configurations of earlier versions can be read: `model.connection` is now `model.scheme`, `warmup` is now
+    `warmup_steps` and `warmup_ratio`, and the sphere schemes had other defaults before format 2.
     """
     values = dict(values)
+    version = values.pop("format", 1)
+    _require(version in (1, FORMAT), f"format={version!r} is not known; use the version of spheret that wrote it")
     model = values.get("model")
     if isinstance(model, Mapping) and "connection" in model and "scheme" not in model:
-        values["model"] = {"scheme" if key == "connection" else key: value for key, value in model.items()}
+        values["model"] = model = {"scheme" if key == "connection" else key: value for key, value in model.items()}
+    if version == 1 and isinstance(model, Mapping) and isinstance(model.get("scheme"), str):
+        n_layer = model.get("n_layer", GPTConfig.n_layer)
+        if isinstance(n_layer, int) and n_layer > 0:
+            values["model"] = {**model, "scheme": with_defaults_of_format_1(model["scheme"], n_layer)}
     if "warmup" in values:
         values |= warmup_settings(values.pop("warmup"))
     nested = {"model": GPTConfig, "data": DataConfig}
@@ -212,7 +225,7 @@ def _build(kind: Any, values: Any, prefix: str) -> Any:
 _AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("steps", "batch_size", "grad_accum", "eval_windows", "log_interval"), 1),
     **dict.fromkeys(("max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
-    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio"), 0),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio", "qkv_lr", "mlp_out_lr"), 0),
     **dict.fromkeys(("weight_decay", "grad_clip", "beta1", "beta2"), 0),
 }
 _AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1, "warmup_ratio": 1}

@@ -55,13 +55,19 @@ def learning_rate(
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, roles: Mapping[str, ParameterRole] | None = None
+    model: nn.Module,
+    weight_decay: float,
+    roles: Mapping[str, ParameterRole] | None = None,
+    *,
+    qkv_lr: float = 1.0,
+    mlp_out_lr: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Trainable parameters, one group per (decay, lr_scale), with the keys that AdamW reads and `lr_scale`.
 
-    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. ValueError: names the parameters
-    without a role.
+    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. `qkv_lr` and `mlp_out_lr` are
+    factors on the learning rates of two kinds of weight matrices. ValueError: names the parameters without a role.
     """
+    factors: dict[str, float] = {"": 1.0, "qkv": qkv_lr, "mlp-out": mlp_out_lr}
     roles = parameter_roles(model) if roles is None else roles
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     missing = sorted(set(trainable) - set(roles))
@@ -70,21 +76,29 @@ def parameter_groups(
             f"no optimizer role for {', '.join(missing)}; "
             "give the owning module a parameter_roles() method that names it"
         )
-    grouped: dict[ParameterRole, list[nn.Parameter]] = {}
+    grouped: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
-        grouped.setdefault(roles[name], []).append(parameter)
+        role = roles[name]
+        grouped.setdefault((role.decay, role.lr_scale * factors[role.kind]), []).append(parameter)
     # A checkpoint stores AdamW's moments by position, so the order of the groups must be the same in every process.
     return [
-        {"params": grouped[role], "weight_decay": weight_decay if role.decay else 0.0, "lr_scale": role.lr_scale}
-        for role in sorted(grouped, reverse=True)
+        {"params": grouped[key], "weight_decay": weight_decay if decay else 0.0, "lr_scale": lr_scale}
+        for key in sorted(grouped, reverse=True)
+        for decay, lr_scale in [key]
     ]
 
 
 def build_adamw(
-    model: nn.Module, *, lr: float, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float = 0.1,
+    betas: tuple[float, float] = (0.9, 0.95),
+    qkv_lr: float = 1.0,
+    mlp_out_lr: float = 1.0,
 ) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), fused where the device allows it."""
-    groups = parameter_groups(model, weight_decay)
+    groups = parameter_groups(model, weight_decay, qkv_lr=qkv_lr, mlp_out_lr=mlp_out_lr)
     parameters = [parameter for group in groups for parameter in group["params"]]
     try:
         optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=_fused_supported(parameters))

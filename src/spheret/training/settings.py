@@ -71,6 +71,10 @@ class RunSettings:
     """The decay ends at this share of the peak learning rate."""
     decay_fraction: float = TrainConfig.decay_fraction
     """Share of the steps over which the wsd schedule decays."""
+    qkv_lr: float | None = None
+    """Factor on the learning rate of queries, keys and values. If not given: what the scheme sets, else 0.25."""
+    mlp_out_lr: float | None = None
+    """Factor on the learning rate of the MLPs' last projections. If not given: what the scheme sets, else 0.25."""
     weight_decay: float | None = None
     """Decoupled weight decay of the weight matrices. If not given: what the scheme sets, else 0.1."""
     beta1: float = TrainConfig.beta1
@@ -118,7 +122,7 @@ class RunSettings:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys()
-        train_fields -= {"data", "weight_decay", "warmup_steps", "warmup_ratio"}  # not copied: see below
+        train_fields -= {"data", "weight_decay", "qkv_lr", "mlp_out_lr", "warmup_steps", "warmup_ratio"}  # see below
         base = base or TrainConfig()
         shape = {k: own[k] for k in model_fields} | {"vocab_size": padded, "scheme": scheme}
         text = {f.name: own[f.name] for f in dataclasses.fields(DataConfig) if f.name in own}
@@ -127,16 +131,18 @@ class RunSettings:
         return dataclasses.replace(base, model=model, data=data, lr=lr, seed=seed, **rest)
 
     def _scheme_settings(self, scheme: str) -> dict[str, Any]:
-        """Weight decay and warm-up: the user's, else the scheme's (some are published without), else our defaults."""
+        """Weight decay, warm-up and learning-rate factors: the user's, else the scheme's, else our defaults."""
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} and warmup_ratio = {self.warmup_ratio} say the same thing twice: "
                 "give one of them"
             )
         wanted = parse_scheme(scheme).training(self.n_layer)
-        chosen = {} if wanted.weight_decay is None else {"weight_decay": wanted.weight_decay}
-        if self.weight_decay is not None:
-            chosen["weight_decay"] = self.weight_decay
+        chosen = {
+            name: getattr(wanted, name) if getattr(self, name) is None else getattr(self, name)
+            for name in ("weight_decay", "qkv_lr", "mlp_out_lr")
+        }
+        chosen = {name: value for name, value in chosen.items() if value is not None}
         if self.warmup_steps is not None:
             return {**chosen, "warmup_steps": self.warmup_steps}
         if self.warmup_ratio is not None:

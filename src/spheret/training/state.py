@@ -70,7 +70,14 @@ def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
     torch.manual_seed(config.seed)
     # Weights are drawn on the CPU and then moved, so that a seed gives the same weights on every device.
     model = GPT(config.model).to(device)
-    optimizer = build_adamw(model, lr=config.lr, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2))
+    optimizer = build_adamw(
+        model,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        betas=(config.beta1, config.beta2),
+        qkv_lr=config.qkv_lr,
+        mlp_out_lr=config.mlp_out_lr,
+    )
     return TrainState(model, optimizer)
 
 
