@@ -20,8 +20,8 @@ from spheret.comparison.statistics import (
     paired_difference,
     perplexity_change,
     summarise,
-    verdict,
 )
+from spheret.comparison.verdict import verdict
 
 losses = st.floats(min_value=0.5, max_value=12.0, allow_nan=False)
 
