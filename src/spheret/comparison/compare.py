@@ -116,7 +116,7 @@ class Comparison:
                 "machine": machine(resolve_device(config.device)) | {"threads": threads_per_run(self.jobs)},
             },
             "data": self.dataset.summary() | {"unigram_loss": None if any_result is None else any_result.unigram_loss},
-            "sweep": asdict(parse_sweep(config.sweep)) if config.sweep else None,
+            "sweep": _sweep_record(config.sweep),
             "schemes": with_to_baseline(summarise(entries), self._all_curves(), config.batch_size * config.block_size),
         }
         if config.all_pairs:
@@ -224,6 +224,15 @@ class Comparison:
             "val_se": result.val_se,
             "val_bpb": result.val_bpb,
         }
+
+
+def _sweep_record(text: str | None) -> dict[str, Any] | None:
+    """The sweep as results.json has it, with lists: it is the same before it is written and when it is read."""
+    if text is None:
+        return None
+    sweep = parse_sweep(text)
+    values, names = list(sweep.values), list(sweep.names)
+    return {"scheme": sweep.scheme, "option": sweep.option, "values": values, "names": names}
 
 
 def best_rate(tuned: dict[RunSpec, RunResult | None]) -> float:

@@ -99,7 +99,7 @@ def _context(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequenc
         "points": [line[2:] for line in lines if line.startswith("- ")],
         "notes": [line.removeprefix("Note: ") for line in lines if not line.startswith("- ")],
         "rows": [_cells(row) for row in table.rows(results)],
-        "footnote": table.footnote(results),
+        "footnote": _at_least(table.footnote(results)),
         "plots": plots,
         "pairs": [_pair_cells(pair) for pair in pair_rows(results)],
         "pairs_note": pairs_note(results),

@@ -135,11 +135,12 @@ def pairs_table(results: Mapping[str, Any]) -> Table | None:
     )  # fmt: skip
     for name in ("scheme", "against"):
         result.add_column(name, overflow="fold", min_width=table.NAME_WIDTH)
-    for name in ("difference", "joint 95% interval", "p", "at 95%"):
+    for name in ("difference\n[joint 95% interval]", "p", "at 95%"):
         result.add_column(name, justify="left" if name == "at 95%" else "right", no_wrap=True)
     for pair in pairs:
-        words = Text(CALL_WORDS[pair.call], style=table.CALL_STYLE[pair.call])
-        result.add_row(Text(pair.scheme), Text(pair.against), pair.difference, Text(pair.interval), pair.p_holm, words)
+        words = Text(CALL_WORDS[pair.call].replace(" ", "\n"), style=table.CALL_STYLE[pair.call])
+        difference = Text(f"{pair.difference}\n{pair.interval}".rstrip())
+        result.add_row(Text(pair.scheme), Text(pair.against), difference, pair.p_holm, words)
     return result
 
 
