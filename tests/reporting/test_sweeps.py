@@ -163,6 +163,7 @@ def test_all_pairs_only_where_asked(make_comparison: Any) -> None:
         interval = f"[{pair['ci_low']:+.4f}, {pair['ci_high']:+.4f}]"
         assert interval in text and interval in pasted
         assert re.sub(r"-(?=\d)", "\N{MINUS SIGN}", interval).replace(", ", ",\N{NO-BREAK SPACE}") in page
+    assert "[joint 95% interval]" in text
     assert "All 15 intervals" in " ".join(text.split()) and "All 15 intervals" in pasted
     assert len({line.count("|") for line in pasted.splitlines() if line.startswith("|")}) == 1
     assert max(map(len, printed(results, 80).splitlines())) <= 80

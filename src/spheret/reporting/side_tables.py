@@ -135,8 +135,8 @@ def pairs_table(results: Mapping[str, Any]) -> Table | None:
     )  # fmt: skip
     for name in ("scheme", "against"):
         result.add_column(name, overflow="fold", min_width=table.NAME_WIDTH)
-    for name in ("difference\n[joint 95% interval]", "p", "at 95%"):
-        result.add_column(name, justify="left" if name == "at 95%" else "right", no_wrap=True)
+    for name in ("difference\n[joint 95% interval]", "p", "at 95%"):  # Text: rich takes some brackets for markup
+        result.add_column(Text(name), justify="left" if name == "at 95%" else "right", no_wrap=True)
     for pair in pairs:
         words = Text(CALL_WORDS[pair.call].replace(" ", "\n"), style=table.CALL_STYLE[pair.call])
         difference = Text(f"{pair.difference}\n{pair.interval}".rstrip())

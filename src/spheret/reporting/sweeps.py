@@ -120,7 +120,9 @@ def _strip(
             solid_capstyle="butt", dash_capstyle="butt",
         )  # fmt: skip
         # A caret at an end that is open, so that a range is not taken for narrower than it may be.
-        for rate, caret in ((found.low, "<" * found.open_low), (found.high, ">" * found.open_high)):
+        carets = {found.low: "<" * found.open_low}
+        carets[found.high] = ">" * found.open_high or carets.get(found.high, "")
+        for rate, caret in carets.items():  # one, if the range is a single rate
             axes.plot([rate], [row], caret or look.marker, color=look.color, markersize=5)
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.set_yticks([])

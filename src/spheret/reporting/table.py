@@ -233,7 +233,9 @@ def rate_range(row: Row, separator: str = " to ") -> str:
     if row.lr_low is None or row.lr_high is None:
         return "none"
     low, high = f"{'<=' * row.lr_open_low}{row.lr_low:g}", f"{'>=' * bool(row.lr_open_high)}{row.lr_high:g}"
-    return low if row.lr_low == row.lr_high and not row.lr_open_high else f"{low}{separator}{high}"
+    if row.lr_low == row.lr_high:
+        return high if row.lr_open_high else low
+    return f"{low}{separator}{high}"
 
 
 def to_baseline(row: Row, separator: str = " ") -> str:
