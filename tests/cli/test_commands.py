@@ -77,6 +77,20 @@ def test_a_report_that_is_replaced_is_announced(spheret: Any, tiny: list[str], m
     assert "holds another comparison" in changed and "--steps 2" in changed
 
 
+def test_a_sweep_and_all_pairs(spheret: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spheret.cli.compare.write_report", lambda out, **_: out)  # drawing takes most of the time
+    words = "compare --schemes pre-ln --sweep p=1,inf --lrs 1e-2 --seeds 2 --steps 2 --out swept"
+    code, out, _ = spheret(f"{words} --all-pairs", *tiny)
+    assert code == 0 and "Comparing pre-ln, proj, spheret:p=inf: 6 runs" in out
+    assert "Loss over p of spheret" in out and "All pairs" in out
+    command = json.loads(Path("swept/results.json").read_text())["command"]
+    code, again, _ = spheret(command.removeprefix("spheret "))
+    assert code == 0 and "another comparison" not in again and again.count("reused") == 6 and "All pairs" in again
+    code, plain, _ = spheret(words, *tiny)
+    assert code == 0 and "All pairs" not in plain
+    assert "All pairs" not in spheret("report swept")[1] and "All pairs" in spheret("report swept --all-pairs")[1]
+
+
 def test_example_of_train(spheret: Any, corpus: Path) -> None:
     write_corpus(Path("my_texts"), corpus)
     code, out, _ = spheret(shlex.join(scaled(example("train"))), *SHAPE.split())

@@ -18,6 +18,8 @@ BAD = [
     ("--n-embd 30 --n-head 4", "--n-embd 30", "multiple of --n-head 4"),
     ("--steps 0", "--steps 0", "use 1 or more"),
     ("--seeds 0", "--seeds 0", "at least 1"),
+    ("--sweep p", "--sweep 'p'", "for example p=0.1,1,inf"),
+    ("--sweep p=1,proj", "'proj'", "it takes a number"),
     ("--data missing.txt", "'missing.txt'", "check the path"),
     ("--tokenizer nope", "'nope'", "'bpe'"),
     ("--val-fraction 2", "--val-fraction 2.0", "for example 0.1"),

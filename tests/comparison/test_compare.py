@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ import pytest
 from filelock import FileLock
 
 from spheret.comparison.compare import Comparison, compare, failures, warnings_of
+from spheret.comparison.reach import rates_that_train
 from spheret.comparison.runs import TUNING_SEED, CompareConfig
 from spheret.comparison.worker import LOCK_FILE, WARNINGS_FILE, warnings_kept
 from spheret.training import checkpoints
+from spheret.training.run_folder import read_metrics
 
 Results = dict[str, Any]
 BROKEN = "pre-ln:gain=1e38"
@@ -67,6 +70,7 @@ def test_the_rate_is_picked_on_a_seed_that_is_not_reported(first: Results, confi
         }
         assert entry["lr"] == min(entry["tuning"], key=lambda t: t["val_loss"])["lr"]
         assert [(r["seed"], r["lr"]) for r in entry["runs"]] == [(1, entry["lr"]), (2, entry["lr"])]
+        assert entry["trains"] == asdict(rates_that_train(entry)) and entry["to_baseline"] is None, "evaluated once"  # type: ignore[arg-type]
         assert entry["lr_at_edge"] is True  # two rates have nothing but edges
         assert entry["val_loss"]["mean"] == pytest.approx(sum(r["val_loss"] for r in entry["runs"]) / 2)
 
@@ -92,8 +96,8 @@ OTHER: dict[str, Any] = {
     "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.99, "grad_clip": 2.0, "eval_windows": 5, "dtype": "bfloat16",
     "compile": "off", "lrs": (1e-3, 2e-3), "seeds": 3, "schemes": ("pre-ln", "cay"),
 }  # fmt: skip
-NO_EFFECT = {"eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "jobs", "out"}
-ELSEWHERE = {"device", "schemes"}  # in the environment and in the entries
+NO_EFFECT = {"eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "jobs", "out", "all_pairs"}
+ELSEWHERE = {"device", "schemes", "sweep"}  # in the environment, in the entries, and on its own
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(CompareConfig) if f.name not in NO_EFFECT])
@@ -233,6 +237,34 @@ def test_one_rate_needs_no_tuning_and_one_seed_gives_no_verdict(config: CompareC
         assert entry["tuning"] == [] and entry["lr"] == 1e-2 and entry["lr_at_edge"] is False
         assert [r["seed"] for r in entry["runs"]] == [1]
     assert "not complete" not in results["verdict"]
+
+
+def test_a_sweep_is_recorded_with_all_pairs_and_the_steps(config: CompareConfig, tmp_path: Path) -> None:
+    small = dataclasses.replace(config, schemes=("ngpt",), sweep="p=0.5,1", lrs=(1e-2,), out=tmp_path, eval_interval=1)
+    results = compare(dataclasses.replace(small, all_pairs=True))
+    assert results["sweep"] == {
+        "scheme": "spheret", "option": "p", "values": ["0.5", "1"], "names": ["spheret:p=0.5", "proj"],
+    }  # fmt: skip
+    base, *swept = results["schemes"]
+    assert [entry["scheme"] for entry in swept] == results["sweep"]["names"]
+    assert [(p["against"], p["scheme"]) for p in results["all_pairs"]] == [
+        *(("ngpt", "spheret:p=0.5"), ("ngpt", "proj"), ("spheret:p=0.5", "proj")),
+    ]
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert base["flops_per_token"] > swept[0]["flops_per_token"] == swept[1]["flops_per_token"], "of its gated MLP"
+    assert base["to_baseline"]["share"] <= 1 and base["to_baseline"]["flops_share"] <= 1
+    for entry in swept:
+        curves = [read_metrics(tmp_path / run["run"]) for run in entry["runs"]]
+        means = [sum(r["val_loss"] for r in records) / 2 for records in zip(*curves, strict=True)]
+        reached = [step for step, mean in enumerate(means, start=1) if mean <= base["val_loss"]["mean"]]
+        found = entry["to_baseline"]
+        assert (found["steps"] is None) == (not reached)
+        if reached:
+            assert max(1, reached[0] - 1) <= found["steps"] <= reached[0] and found["share"] == found["steps"] / 5
+            assert found["flops_share"] < found["share"]
+    replaced: list[str] = []
+    assert "all_pairs" not in compare(small, on_replace=replaced.append), "only where asked"
+    assert replaced == [], "it is the same comparison"
 
 
 def test_a_scheme_that_always_diverges_is_named_and_not_averaged(config: CompareConfig, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spheret.comparison.runs import CompareConfig, seed_runs, tuning_runs
+from spheret.comparison.runs import CompareConfig, parse_sweep, seed_runs, tuning_runs
 
 CONFIG = CompareConfig(schemes=("pre-ln", "proj"), lrs=(1e-3, 2e-3), seeds=3, steps=10)
 
@@ -110,6 +110,13 @@ def test_the_command_repeats_the_comparison() -> None:
         ({"seeds": 0}, "at least 1 run"),
         ({"jobs": -1}, "give 0"),
         ({"n_head": 3}, "not a multiple"),
+        ({"sweep": "p"}, r"write \[SCHEME:\]OPTION=V1,V2"),
+        ({"sweep": "proj:=1,2"}, r"write \[SCHEME:\]OPTION=V1,V2"),
+        ({"sweep": "p=1,1.0"}, "two different values"),
+        ({"sweep": "p=1,,2"}, "p = '' does not fit"),
+        ({"sweep": "p=1,-2"}, r"must lie in \(0, inf\]"),
+        ({"sweep": "q=1,2"}, "no option 'q=1'; spheret takes p"),
+        ({"sweep": "nope:p=1,2"}, "unknown scheme 'nope'"),
     ],
     ids=str,
 )
@@ -141,3 +148,38 @@ def test_decay_and_warmup_of_a_method_decide_the_folder() -> None:
     assert folder(config, "ngpt") == folder(dataclasses.replace(config, weight_decay=0.0, warmup_ratio=0.0), "ngpt")
     assert folder(config, "ngpt") != folder(dataclasses.replace(config, weight_decay=0.1), "ngpt")
     assert folder(config, "ngpt") != folder(dataclasses.replace(config, head="tied"), "ngpt")
+
+
+def test_a_sweep_adds_a_scheme_for_each_value() -> None:
+    config = dataclasses.replace(CONFIG, sweep="p=0.5,1,2,inf,2.0")
+    assert config.names == ["pre-ln", "proj", "spheret:p=0.5", "cay", "spheret:p=inf"], "p=1 is proj, and stays there"
+    assert config.total_runs == 5 * (2 + 3)
+    sweep = parse_sweep("p=0.5,1,2,inf,2.0")
+    assert (sweep.scheme, sweep.option, sweep.values) == ("spheret", "p", ("0.5", "1", "2", "inf"))
+    assert sweep.names == ("spheret:p=0.5", "proj", "cay", "spheret:p=inf")
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "option", "names"),
+    [
+        ("keel:alpha=4,8", "keel", "alpha", ("keel:alpha=4", "keel:alpha=8")),
+        ("proj:update-norm=none,rms", "proj", "update-norm", ("proj", "proj:update-norm=rms")),
+        (
+            "spheret:decay=none,p=0.1,learn",
+            "spheret:decay=none",
+            "p",
+            ("spheret:p=0.1,decay=none", "spheret:p=learn,decay=none"),
+        ),
+    ],
+)
+def test_a_sweep_takes_any_option_of_any_scheme(text: str, scheme: str, option: str, names: tuple[str, ...]) -> None:
+    sweep = parse_sweep(text)
+    assert (sweep.scheme, sweep.option, sweep.names) == (scheme, option, names)
+
+
+def test_the_command_holds_the_sweep_and_not_its_schemes() -> None:
+    words = shlex.split(dataclasses.replace(CONFIG, sweep="p=0.5,inf", all_pairs=True).command())
+    assert words[words.index("--schemes") + 1 :][:2] == ["pre-ln", "proj"] and "spheret:p=0.5" not in words
+    assert words[words.index("--sweep") + 1] == "p=0.5,inf"
+    assert "--all-pairs" in words and "True" not in words
+    assert "--all-pairs" not in CONFIG.command() and "--sweep" not in CONFIG.command()

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from spheret.comparison.statistics import (
+    all_pairs,
     call,
     holm,
     losses_by_seed,
     mean_interval,
     paired_difference,
     perplexity_change,
+    seeds_needed,
     summarise,
-    verdict,
 )
+from spheret.comparison.verdict import verdict
 
 losses = st.floats(min_value=0.5, max_value=12.0, allow_nan=False)
 
@@ -184,6 +186,37 @@ def test_holm_counts_all_comparisons_with_the_baseline() -> None:
     small, large = sorted((e["difference"]["p_value"], e["difference"]["p_holm"]) for e in filled[1:])
     assert small[1] == pytest.approx(2 * small[0])
     assert large[1] == pytest.approx(max(large[0], 2 * small[0]))
+
+
+def test_all_pairs_are_corrected_for_their_number() -> None:
+    values = {"a": (3.0, 3.1, 3.2), "b": (2.9, 3.01, 3.09), "c": (3.1, 3.18, 3.31), "lost": (None, None, None)}
+    pairs = all_pairs([entry(name, *found) for name, found in values.items()])
+    assert [(p["against"], p["scheme"]) for p in pairs] == [
+        *(("a", "b"), ("a", "c"), ("a", "lost"), ("b", "c"), ("b", "lost"), ("c", "lost")),
+    ]
+    known = [p for p in pairs if p["scheme"] != "lost"]
+    assert [p["p_holm"] for p in known] == holm([p["p_value"] for p in known]), "three tests, not six"
+    for pair in known:
+        test = stats.ttest_rel(values[pair["scheme"]], values[pair["against"]])
+        interval = test.confidence_interval(1 - 0.05 / 3)
+        assert pair["p_value"] == pytest.approx(test.pvalue)
+        assert (pair["ci_low"], pair["ci_high"]) == pytest.approx((interval.low, interval.high))
+    json.dumps(pairs, allow_nan=False)
+    assert all(p["mean"] is p["p_holm"] is None for p in pairs if p["scheme"] == "lost") and all_pairs([]) == []
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.001, 0.01, 0.05])
+def test_so_many_seeds_and_no_fewer_reach_the_interval(sd: float) -> None:
+    n = seeds_needed(sd, 0.01)
+    half_widths = [stats.t.ppf(0.975, m - 1) * sd / math.sqrt(m) for m in (n, max(2, n - 1))]
+    assert half_widths[0] <= 0.01 and (n == 2 or half_widths[1] > 0.01)
+
+
+def test_an_open_verdict_tells_how_many_seeds_would_settle_it() -> None:
+    base, other = entry("pre-ln", 3.0, 3.0, 3.0), entry("cay", 3.01, 2.99, 3.02)
+    sd = stats.tstd([0.01, -0.01, 0.02])
+    assert f"about this many: {seeds_needed(sd, 0.01)} (cay)" in verdict(results(base, other))
+    assert "about this many" not in verdict(results(base, entry("cay", 3.001, 2.999, 3.0)))
 
 
 def test_a_seed_given_twice_is_refused() -> None:

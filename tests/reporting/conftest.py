@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from spheret.comparison.statistics import summarise, verdict
+from spheret.comparison.reach import with_to_baseline
+from spheret.comparison.statistics import summarise
+from spheret.comparison.verdict import verdict
+from spheret.training.run_folder import read_metrics
 
 UNIGRAM = 3.312
 START = math.log(256)
@@ -89,7 +92,7 @@ def write_comparison(folder: Path, kinds: Sequence[Kind], seeds: Sequence[int], 
             "tokenizer": "bytes",
             "unigram_loss": UNIGRAM,
         },
-        "schemes": summarise(entries),
+        "schemes": with_to_baseline(summarise(entries), _curves(folder, entries), TOKENS_PER_STEP),
     }
     results["verdict"] = verdict(results)
     results |= extra
@@ -108,6 +111,7 @@ def _entry(folder: Path, kind: Kind, seeds: Sequence[int], number: int) -> dict[
     return {
         "scheme": kind.name,
         "parameters": 1_212_416 + 24 * kind.sphere,
+        "flops_per_token": 7_000_000 + 1_000_000 * (kind.name == "ngpt"),
         "lr": kind.lr,
         "lr_at_edge": kind.lr in (LRS[0], LRS[-1]),
         "tuning": [t | {"run": f"runs/{number}-lr{t['lr']:g}-tuning"} for t in tuning],
@@ -153,9 +157,18 @@ def _metrics(final: float, until: int) -> list[dict[str, Any]]:
         loss = final + (START - final) * math.exp(-step / 130) + 0.35 * math.exp(-step / 700) * (1 - step / STEPS)
         record: dict[str, Any] = {"step": step, "tokens": step * TOKENS_PER_STEP, "loss": loss, "lr": 0.001}
         if step % 100 == 0:
-            record |= {"val_loss": loss + 0.01, "val_se": 0.006}
+            record |= {"val_loss": final if step == STEPS else loss, "val_se": 0.006}
         records.append(record)
     return records
+
+
+def _curves(folder: Path, entries: Sequence[dict[str, Any]]) -> dict[str, list[list[tuple[int, float]]]]:
+    """The validation curves of the runs that finished."""
+    runs = {e["scheme"]: [folder / r["run"] for r in e["runs"] if r["outcome"] == "finished"] for e in entries}
+    return {
+        scheme: [[(m["tokens"], m["val_loss"]) for m in read_metrics(run) if "val_loss" in m] for run in found]
+        for scheme, found in runs.items()
+    }
 
 
 def _diagnostics(kind: Kind, noise: random.Random) -> dict[str, list[Any]]:

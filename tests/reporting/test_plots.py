@@ -66,13 +66,14 @@ NAMES = {
 
 def texts(figure: Any) -> list[Any]:
     """All that is written in a figure, without the ticks beyond the ends of an axis, which are not drawn."""
-    axes = figure.axes[0]
-    found = [axes.xaxis.label, axes.yaxis.label, *axes.texts]
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = sorted(axis.get_view_interval())
-        found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    found = []
+    for axes in figure.axes:
+        found += [axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
     found += [label for legend in figure.legends for label in legend.get_texts()]
-    return [text for text in found if text.get_text()]
+    return [text for text in found if text.get_text() and text.get_visible()]
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)

@@ -107,7 +107,7 @@ def test_a_link_cannot_leave_for_another_place(make_comparison) -> None:  # type
 
 def test_figures_are_valid_svg_with_real_text(make_comparison) -> None:  # type: ignore[no-untyped-def]
     plots = {plot.key: plot for plot in all_plots(load_comparison(make_comparison()))}
-    assert list(plots)[:4] == ["differences", "final_loss", "learning_rates", "loss_curves"]
+    assert list(plots)[:4] == ["learning_rates", "differences", "final_loss", "loss_curves"]
     assert {"hidden_norm", "angle_deg", "token_cosine", "skip_gain", "update_ratio"} < set(plots)
     for plot in plots.values():
         words = " ".join(ElementTree.fromstring(plot.svg).itertext())
@@ -236,7 +236,7 @@ def test_figures_and_table_treat_collapsed_runs_alike(make_comparison, kind) -> 
             and line.get_linewidth() > 1
             and len(line.get_xdata()) > 1
         ]
-        assert mean == pytest.approx(entry["val_loss"]["mean"] + 0.01)  # the generated curves end so far above
+        assert mean == pytest.approx(entry["val_loss"]["mean"])
     assert "collapsed did finish" in plot.caption and "diverged or were interrupted" in plot.caption
 
 

@@ -94,7 +94,7 @@ def test_markdown_is_a_well_formed_table(results) -> None:  # type: ignore[no-un
     results["schemes"][1]["scheme"] = "a|b"
     lines = [line for line in markdown(results).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(results["schemes"])
-    assert {line.replace("\\|", "").count("|") for line in lines} == {9}
+    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
     assert "asterisk" in markdown(results)
 
 
@@ -103,6 +103,31 @@ def test_csv_gives_full_precision_back(results) -> None:  # type: ignore[no-unty
     assert [r["scheme"] for r in records] == [e["scheme"] for e in results["schemes"]]
     assert float(records[1]["difference"]) == results["schemes"][1]["difference"]["mean"]
     assert records[0]["difference"] == "" and records[3]["diverged"] == "1"
+
+
+def test_ranges_and_steps_are_in_every_table(results) -> None:  # type: ignore[no-untyped-def]
+    wide, pasted = printed(results, 140), markdown(results)
+    records = {r["scheme"]: r for r in csv.DictReader(io.StringIO(csv_text(results)))}
+    assert "trains" in wide and "steps to" in wide and "61%" in wide and "never" in wide and ">=0.008" in wide
+    assert "| trains from, to |" in pasted and "| 0.002 to >=0.008 |" in pasted and "| 61% |" in pasted
+    assert "within 0.05 nats" in pasted and "interpolated between evaluations" in pasted
+    best, lost = records["spheret:p=1"], records["ngpt"]
+    assert (best["lr_low"], best["lr_high"], best["lr_open_high"]) == ("0.002", "0.008", "True")
+    assert float(best["steps_to_baseline"]) == pytest.approx(2000 * float(best["to_baseline"]))
+    assert float(lost["to_baseline"]) == float("inf") and lost["steps_to_baseline"] == ""
+    assert records["geonorm"]["lr_low"] == "" and records["geonorm"]["lr_open_low"] == "False", "it trains nowhere"
+    results["schemes"][1]["to_baseline"]["flops_share"] = 0.9
+    assert "61%" in printed(results, 140) and "(90% FLOPs)" in printed(results, 140)
+    assert "| 61% (90% FLOPs) |" in markdown(results)
+
+
+def test_results_of_earlier_releases_have_the_columns_they_had(results) -> None:  # type: ignore[no-untyped-def]
+    for entry in results["schemes"]:
+        entry["tuning"] = entry["tuning"][:1]
+        del entry["to_baseline"], entry["flops_per_token"]
+    for text in (printed(results, 140), markdown(results)):
+        assert "trains" not in text and "baseline |" not in text.replace("| baseline |", "") and "steps to" not in text
+    assert {line.count("|") for line in markdown(results).splitlines() if line.startswith("|")} == {9}
 
 
 def test_a_scheme_without_finished_runs_has_dashes(make_comparison, kind) -> None:  # type: ignore[no-untyped-def]

@@ -17,7 +17,8 @@ from spheret.cli.progress import view
 from spheret.cli.schemes import say_cautions
 from spheret.comparison.compare import compare, failures, warnings_of
 from spheret.comparison.runs import CompareConfig
-from spheret.reporting import load_results, markdown, print_table, write_report
+from spheret.comparison.statistics import all_pairs
+from spheret.reporting import load_results, markdown, pairs_markdown, print_side_tables, print_table, write_report
 
 # --- compare ---
 
@@ -64,6 +65,7 @@ def run(config: CompareConfig) -> int:
     report = write_report(config.out, partial=True)  # before anything is printed, which may fail
     say(console)
     print_table(console, results)
+    print_side_tables(console, results)
     say(console)
     say(console, results["verdict"])
     for warning, runs in warnings_of(results, config.out).items():
@@ -100,17 +102,22 @@ class ReportCommand:
     """Also save every figure in this folder, as .svg and .png."""
     markdown: bool = False
     """Print the table as Markdown, to paste."""
+    all_pairs: bool = False
+    """Also compare every scheme with every other, not only with the baseline."""
 
 
 def run_report(command: ReportCommand) -> int:
     """Print the table and write the report; returns the exit code."""
     console: Console = output()
     results = load_results(command.folder)
-    report = write_report(command.folder, partial=True, figures=command.figures)
+    if command.all_pairs:
+        results["all_pairs"] = all_pairs(results["schemes"])
+    report = write_report(command.folder, partial=True, figures=command.figures, all_pairs=command.all_pairs)
     if command.markdown:
-        print(markdown(results))
+        print("\n".join(filter(None, (markdown(results), pairs_markdown(results)))))
     else:
         print_table(console, results)
+        print_side_tables(console, results)
         say(console)
         say(console, results["verdict"])
         say(console)

@@ -11,20 +11,32 @@ import math
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from spheret.comparison.reach import Curve, rates_that_train, with_to_baseline
 from spheret.comparison.runner import Runner, default_jobs, threads_per_run
-from spheret.comparison.runs import RESULTS_NAME, TUNING_SEED, CompareConfig, RunSpec, seed_runs, tuning_runs
-from spheret.comparison.statistics import summarise, verdict
+from spheret.comparison.runs import (
+    RESULTS_NAME,
+    TUNING_SEED,
+    CompareConfig,
+    RunSpec,
+    parse_sweep,
+    seed_runs,
+    tuning_runs,
+)
+from spheret.comparison.statistics import all_pairs, summarise
+from spheret.comparison.verdict import verdict
 from spheret.comparison.worker import WARNINGS_FILE, explain_exit
+from spheret.costs.cost import training_flops
 from spheret.data import Dataset, fixed_windows, prepare, sample_batch
 from spheret.training import RunResult, machine, versions
 from spheret.training.device import resolve_device
-from spheret.training.run_folder import read_json, write_json
+from spheret.training.run_folder import read_json, read_metrics, write_json
 from spheret.training.state import check_buildable
 
 
@@ -41,6 +53,8 @@ class Comparison:
         self.reused: set[RunSpec] = set()
         self.best_lr: dict[str, float] = {}
         self.untunable: set[str] = set()
+        self._curves: dict[RunSpec, Curve] = {}
+        self._flops: dict[str, int] = {}
         self.jobs = max(1, min(config.jobs or default_jobs(config.device), self.total_runs))
 
     @property
@@ -102,8 +116,11 @@ class Comparison:
                 "machine": machine(resolve_device(config.device)) | {"threads": threads_per_run(self.jobs)},
             },
             "data": self.dataset.summary() | {"unigram_loss": None if any_result is None else any_result.unigram_loss},
-            "schemes": summarise(entries),
+            "sweep": _sweep_record(config.sweep),
+            "schemes": with_to_baseline(summarise(entries), self._all_curves(), config.batch_size * config.block_size),
         }
+        if config.all_pairs:
+            results["all_pairs"] = all_pairs(results["schemes"])
         results["verdict"] = verdict(results) + self._incomplete()
         return results
 
@@ -163,9 +180,10 @@ class Comparison:
         rates = sorted(self.config.rates(scheme))
         tuning, runs = self._of(scheme, "tuning"), self._of(scheme, "seed")
         results = [r for r in (*runs.values(), *tuning.values()) if r is not None]
-        # Only for the scheme's own settings, which do not depend on the vocabulary.
-        run = self.config.train_config(scheme, lr=rates[0], seed=1, vocab_size=1)
-        return {
+        run = self.config.train_config(scheme, lr=rates[0], seed=1, vocab_size=self.dataset.tokenizer.vocab_size)
+        if scheme not in self._flops:  # building the model takes a while, and this is called after every run
+            self._flops[scheme] = training_flops(run.model)
+        entry = {
             "scheme": scheme,
             "rates": rates,
             "warmup_steps": run.total_warmup_steps,
@@ -173,11 +191,27 @@ class Comparison:
             "qkv_lr": run.qkv_lr,
             "mlp_out_lr": run.mlp_out_lr,
             "parameters": results[0].parameters if results else None,
+            "flops_per_token": self._flops[scheme],
             "lr": lr,
             "lr_at_edge": len(rates) > 1 and lr in (rates[0], rates[-1]),
             "tuning": [self._run(s, r) for s, r in sorted(tuning.items(), key=lambda item: item[0].lr)],
             "runs": [self._run(s, r) for s, r in sorted(runs.items(), key=lambda item: item[0].seed)],
         }
+        trains = rates_that_train(entry)
+        return entry | {"trains": None if trains is None else asdict(trains)}
+
+    def _all_curves(self) -> dict[str, list[Curve]]:
+        """The validation curves of the reported runs that finished, by scheme."""
+        curves: dict[str, list[Curve]] = {scheme: [] for scheme in self.config.names}
+        for spec, result in self.ended.items():
+            if spec.purpose != "seed" or result is None or result.outcome != "finished" or result.val_loss is None:
+                continue
+            if spec not in self._curves:  # a finished run no longer changes
+                records = read_metrics(spec.folder, skip_damaged=True)
+                evaluated = [r for r in records if r.get("val_loss") is not None and r.get("tokens") is not None]
+                self._curves[spec] = [(r["tokens"], r["val_loss"]) for r in evaluated]
+            curves[spec.scheme].append(self._curves[spec])
+        return curves
 
     def _run(self, spec: RunSpec, result: RunResult | None) -> dict[str, Any]:
         where = {"seed": spec.seed, "lr": spec.lr, "run": str(spec.folder.relative_to(self.config.out))}
@@ -194,6 +228,15 @@ class Comparison:
             "val_se": result.val_se,
             "val_bpb": result.val_bpb,
         }
+
+
+def _sweep_record(text: str | None) -> dict[str, Any] | None:
+    """The sweep as results.json has it, with lists: it is the same before it is written and when it is read."""
+    if text is None:
+        return None
+    sweep = parse_sweep(text)
+    values, names = list(sweep.values), list(sweep.names)
+    return {"scheme": sweep.scheme, "option": sweep.option, "values": values, "names": names}
 
 
 def best_rate(tuned: dict[RunSpec, RunResult | None]) -> float:
@@ -293,11 +336,14 @@ def _other_command(config: CompareConfig, fingerprint: str) -> str | None:
 
 
 def _without_paths(command: str) -> list[str]:
-    """The words of a command without --data, --tokenizer and --out: a path has many spellings, a fingerprint one."""
+    """The words of a command without --data, --tokenizer and --out: a path has many spellings, a fingerprint one.
+
+    Nor does --all-pairs make another comparison.
+    """
     kept, keep = [], True
     for word in shlex.split(command):
         if word.startswith("--"):
-            keep = word not in ("--data", "--tokenizer", "--out")
+            keep = word not in ("--data", "--tokenizer", "--out", "--all-pairs")
         if keep:
             kept.append(word)
     return kept

@@ -40,6 +40,8 @@ class CompareConfig(RunSettings):
 
     schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
     """Residual schemes (see `spheret schemes`). The first is the baseline of every difference."""
+    sweep: str | None = None
+    """Add schemes that differ in one option, [SCHEME:]OPTION=V1,V2,...: p=0.1,1,inf (of spheret), keel:alpha=4,8."""
     lrs: tuple[float, ...] = ()
     """Peak learning rates to try for each scheme. If not given: 0.2/d, 0.4/d and 0.8/d, times the scheme's factor."""
     seeds: int = 3
@@ -48,6 +50,8 @@ class CompareConfig(RunSettings):
     """Folder of the report and the runs. The same command again runs what is missing."""
     jobs: int = 0
     """Runs at a time. 0: one per CPU core, or one on a GPU. Each run gets an equal share of the cores."""
+    all_pairs: bool = False
+    """Also compare every scheme with every other, not only with the baseline."""
     checkpoint_interval: int = 0
     """Steps between checkpoints. 0: none. A comparison keeps no weights, so here that is the default."""
 
@@ -68,13 +72,15 @@ class CompareConfig(RunSettings):
             raise ValueError(f"seeds = {self.seeds}: at least 1 run per scheme is needed, 3 or more for a verdict")
         if self.jobs < 0:
             raise ValueError(f"jobs = {self.jobs}: give 0 (automatic) or the number of runs at a time")
+        names = self.names  # checks the sweep
         for lr in self.lrs:  # a run's configuration checks itself: let it fail here, before anything starts
             self.train_config(names[0], lr=lr, seed=0, vocab_size=1)
 
     @property
     def names(self) -> list[str]:
-        """Canonical scheme names, in the order given."""
-        return [canonical_name(s) for s in self.schemes]
+        """Canonical scheme names, in the order given; then those that the sweep adds."""
+        swept = parse_sweep(self.sweep).names if self.sweep else ()
+        return list(dict.fromkeys([*map(canonical_name, self.schemes), *swept]))
 
     def rates(self, scheme: str) -> tuple[float, ...]:
         """Learning rates to try for a scheme: the given ones, else the scheme's own."""
@@ -85,13 +91,46 @@ class CompareConfig(RunSettings):
     @property
     def total_runs(self) -> int:
         """Tuning runs (if there are several learning rates) and reported runs of all schemes."""
-        return len(self.schemes) * (self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0))
+        return len(self.names) * (self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0))
 
     def command(self) -> str:
         """The command line that repeats this comparison; options at their defaults are omitted."""
         never = ("lrs",) if isinstance(self.lrs, ByWidth) else ()
         words = flags(self, always=("schemes", "lrs", "seeds", "steps"), never=never)
         return shlex.join(["spheret", "compare", *words])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One option of a scheme at several values; `names` are the canonical names of the schemes that result."""
+
+    scheme: str
+    option: str
+    values: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Read ``[SCHEME:]OPTION=V1,V2,...``; without a scheme, the option is one of ``spheret``.
+
+    The scheme may have options of its own, as in ``spheret:decay=none,p=0.1,1,inf``: the last option is the one that
+    varies. Values that give the same scheme count once.
+
+    ValueError: another form, an unknown scheme, option or value, or fewer than two different values.
+    """
+    head, _, values = text.strip().rpartition("=")
+    start = head if ":" in head else f"spheret:{head}"
+    scheme, option = re.split(r"[:,](?=[^:,]*$)", start)
+    if not option.strip():
+        raise ValueError(
+            f"sweep = {text!r}: write [SCHEME:]OPTION=V1,V2,..., for example p=0.1,1,inf or keel:alpha=4,8"
+        )
+    found: dict[str, str] = {}
+    for value in values.split(","):
+        found.setdefault(canonical_name(f"{start}={value.strip()}"), value.strip())
+    if len(found) < 2:
+        raise ValueError(f"sweep = {text!r}: give two different values or more, for example {head}=0.5,1,2")
+    return Sweep(scheme, option.strip(), tuple(found.values()), tuple(found))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a comparison may claim: means, paired differences and a verdict in plain language.
+"""What a comparison may claim: means, paired differences, and which of them are more than luck.
 
 Every interval is a 95% Student t interval over seeds. Schemes are compared in pairs of runs with the same seed, and so
 the same order of data: the variation that both runs share cancels. Runs that diverged are counted and named, but never
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -33,10 +34,11 @@ class MeanEstimate:
 class PairedDifference:
     """Mean of (scheme - baseline) over common seeds, in nats/token; negative is better.
 
-    Interval and p value need two pairs.
+    `sd`, interval and p value need two pairs.
     """
 
     mean: float | None
+    sd: float | None
     ci_low: float | None
     ci_high: float | None
     n: int
@@ -71,13 +73,21 @@ def paired_difference(
     differences = [scheme[seed] - baseline[seed] for seed in sorted(scheme.keys() & baseline.keys())]
     estimate = mean_interval(differences, confidence)
     if estimate.mean is None or estimate.sd is None:
-        return PairedDifference(estimate.mean, None, None, estimate.n, None)
+        return PairedDifference(estimate.mean, None, None, None, estimate.n, None)
     if estimate.sd == 0:  # the t statistic would divide by zero
         p_value = 1.0 if estimate.mean == 0 else 0.0
     else:
         t = abs(estimate.mean) / (estimate.sd / math.sqrt(estimate.n))
         p_value = float(2 * _t_distribution().sf(t, estimate.n - 1))
-    return PairedDifference(estimate.mean, estimate.ci_low, estimate.ci_high, estimate.n, p_value)
+    return PairedDifference(estimate.mean, estimate.sd, estimate.ci_low, estimate.ci_high, estimate.n, p_value)
+
+
+def seeds_needed(sd: float, half_width: float) -> int:
+    """The fewest seeds whose 95% interval reaches at most `half_width` to either side, for this standard deviation."""
+    t, n = _t_distribution(), max(2, math.ceil((1.96 * sd / half_width) ** 2))  # the normal distribution's n is lower
+    while t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd > half_width * math.sqrt(n):
+        n += 1
+    return n
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -141,6 +151,24 @@ def summarise(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def all_pairs(schemes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The paired difference of every two schemes, the later one in `schemes` minus the earlier one.
+
+    `p_holm` is corrected for all pairs. So are the intervals, by Bonferroni's method: all of them together hold in 95%
+    of comparisons. Holm's test is the sharper one and may find a pair different whose interval still includes zero.
+    """
+    losses = {entry["scheme"]: losses_by_seed(entry["runs"]) for entry in schemes}
+    pairs = list(combinations(losses, 2))
+    tested = sum(len(losses[earlier].keys() & losses[later].keys()) > 1 for earlier, later in pairs)
+    joint = 1 - (1 - CONFIDENCE) / max(tested, 1)
+    differences = [paired_difference(losses[later], losses[earlier], joint) for earlier, later in pairs]
+    adjusted = holm([difference.p_value for difference in differences])
+    return [
+        {"scheme": later, "against": earlier, **asdict(difference), "p_holm": p}
+        for (earlier, later), difference, p in zip(pairs, differences, adjusted, strict=True)
+    ]
+
+
 def call(difference: Mapping[str, Any] | None) -> Call:
     """'better' or 'worse' if the Holm-adjusted p value is under 5%, else 'unclear'; 'unknown' with under two pairs."""
     if not difference or difference.get("p_value") is None:
@@ -149,17 +177,6 @@ def call(difference: Mapping[str, Any] | None) -> Call:
     if (difference["p_value"] if p_holm is None else p_holm) >= 1 - CONFIDENCE:
         return "unclear"
     return "better" if difference["mean"] < 0 else "worse"
-
-
-def verdict(results: Mapping[str, Any]) -> str:
-    """The answer in plain language, from results.json: a headline, a '- ' line for each scheme, then 'Note: ' lines."""
-    schemes = results["schemes"]
-    if not schemes:
-        return "Nothing was compared: name at least two schemes, for instance `--schemes pre-ln spheret:p=1`."
-    baseline, others = schemes[0], schemes[1:]
-    lines = [_headline(baseline, others), *(f"- {_comparison(entry, baseline)}" for entry in others)]
-    notes = [*_outcome_notes(schemes), *_seed_notes(schemes), *_precision_notes(others), *_learning_rate_notes(results)]
-    return "\n".join(lines + [f"Note: {note}" for note in notes])
 
 
 def perplexity_change(difference: float) -> float:
@@ -197,163 +214,3 @@ def _summary(runs: Sequence[Mapping[str, Any]], losses: list[float]) -> dict[str
 def _mean_of(runs: Iterable[Mapping[str, Any]], key: str) -> float | None:
     values = [x for run in runs if (x := _finite(run.get(key))) is not None]
     return fmean(values) if values else None
-
-
-def _headline(baseline: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    name = baseline["scheme"]
-    if not others:
-        return f"Nothing to compare: {name} is the only scheme. Name a second one after `--schemes`."
-    if not losses_by_seed(baseline["runs"]):
-        return f"No verdict: no run of the baseline {name} finished, so there is nothing to compare with."
-    seeds = {run["seed"] for entry in (baseline, *others) for run in entry["runs"]}
-    if len(seeds) < 2:
-        return (
-            "No verdict: with one seed, a difference between schemes cannot be told from the luck of that seed. "
-            "Run it again with `--seeds 3` or more."
-        )
-    names: dict[Call, list[str]] = {"better": [], "worse": [], "unclear": [], "unknown": []}
-    for entry in others:
-        names[call(entry["difference"])].append(_named(entry))
-    words = {
-        "better": "better",
-        "worse": "worse",
-        "unclear": "not distinguishable at 95%",
-        "unknown": "no verdict",
-    }
-    parts = [f"{words[kind]}: {', '.join(found)}" for kind, found in names.items() if found]
-    return f"Compared with {_named(baseline)}, {'; '.join(parts)}."
-
-
-def _named(entry: Mapping[str, Any]) -> str:
-    """The scheme's name, with the runs that its figures leave out: 'cay (1 of 3 runs diverged)'."""
-    # In the headline itself: a reader who goes no further must not take three runs for granted.
-    lost = unfinished_words(len(entry["runs"]), entry["diverged"], entry["interrupted"])
-    return f"{entry['scheme']} ({lost})" if lost else entry["scheme"]
-
-
-def unfinished_words(runs: int, diverged: int, interrupted: int) -> str:
-    """'1 of 3 runs diverged'; '' if all runs finished."""
-    counts = [f"{n} of {runs} runs {word}" for n, word in ((diverged, "diverged"), (interrupted, "interrupted")) if n]
-    return ", ".join(counts)
-
-
-def _comparison(entry: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    name, difference, baseline = entry["scheme"], entry["difference"], other["scheme"]
-    kind = call(difference)
-    if kind == "unknown":
-        return _without_interval(entry, other)
-    mean, low, high = (difference[key] for key in ("mean", "ci_low", "ci_high"))
-    figures = f"{mean:+.4f} nats/token [{low:+.4f}, {high:+.4f}], {_perplexity_words(mean)}"
-    p_value, p_holm, n = difference["p_value"], difference.get("p_holm"), difference["n"]
-    basis = f"{n} paired seeds, p = {_p(p_value)}"
-    if p_holm is not None and p_holm != p_value:
-        basis += f", {_p(p_holm)} after Holm's correction"
-    relation = f"not distinguishable from {baseline} at 95%" if kind == "unclear" else f"{kind} than {baseline}"
-    sentence = f"{name} is {relation}: {figures} ({basis}){_left_out(entry, other)}."
-    if kind == "unclear" and p_value < 1 - CONFIDENCE:
-        sentence += " Its own interval excludes zero, but with this many comparisons that may be chance."
-    return sentence
-
-
-def _left_out(entry: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
-    """The end of a claim's own sentence that says which diverged runs it leaves out; '' if there are none."""
-    lost = [(e["diverged"], "" if e is entry else f" of {e['scheme']}") for e in (entry, baseline) if e["diverged"]]
-    runs = [f"{n} diverged run{'s' * (n > 1)}{whose}" for n, whose in lost]
-    return f", which does not include {' and '.join(runs)}" if runs else ""
-
-
-def _without_interval(entry: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    name, difference, baseline = entry["scheme"], entry["difference"], other["scheme"]
-    if not losses_by_seed(entry["runs"]):
-        return f"{name}: no run finished, so there is no loss to compare."
-    if not difference or not difference["n"]:
-        return f"{name}: no seed finished both here and with {baseline}, so there is no paired difference."
-    mean = difference["mean"]
-    return (
-        f"{name}: {mean:+.4f} nats/token against {baseline}, {_perplexity_words(mean)}, on one paired seed; "
-        f"fewer than two paired seeds give no interval{_left_out(entry, other)}."
-    )
-
-
-def _perplexity_words(difference: float) -> str:
-    change = perplexity_change(difference)
-    if f"{abs(change):.1f}" == "0.0":
-        return "perplexity the same to 0.1%"
-    return f"perplexity {abs(change):.1f}% {'lower' if change < 0 else 'higher'}"
-
-
-def _p(value: float) -> str:
-    return "<0.0001" if value < 1e-4 else f"{value:.2g}"
-
-
-def _outcome_notes(schemes: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = []
-    for entry in schemes:
-        total, name = len(entry["runs"]), entry["scheme"]
-        if entry["diverged"]:
-            which = _seeds(r for r in entry["runs"] if has_diverged(r))
-            losses = [
-                f"{r['last_loss']:.4f}" for r in entry["runs"] if has_diverged(r) and r.get("last_loss") is not None
-            ]
-            last = f", last finite training loss {', '.join(losses)}" if losses else ""
-            rest = "; the figures cover only the runs that finished" if any(map(has_finished, entry["runs"])) else ""
-            notes.append(f"{name} diverged in {entry['diverged']} of {total} runs ({which}{last}){rest}.")
-        if entry.get("interrupted"):
-            which = _seeds(r for r in entry["runs"] if not has_finished(r) and not has_diverged(r))
-            notes.append(f"{name} was interrupted in {entry['interrupted']} of {total} runs ({which}).")
-        if entry["collapsed"]:
-            which = _seeds(r for r in entry["runs"] if has_finished(r) and r.get("collapsed"))
-            notes.append(
-                f"{name} collapsed in {entry['collapsed']} of {total} runs ({which}): its loss stopped falling "
-                "before it had learned more than how often each token occurs. Collapsed runs count in the mean and "
-                "widen its interval."
-            )
-    return notes
-
-
-def _seeds(runs: Iterable[Mapping[str, Any]]) -> str:
-    seeds = [str(run["seed"]) for run in runs]
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
-
-
-def _seed_notes(schemes: Sequence[Mapping[str, Any]]) -> list[str]:
-    losses = {entry["scheme"]: list(losses_by_seed(entry["runs"]).values()) for entry in schemes}
-    alike = [name for name, values in losses.items() if len(values) > 1 and len(set(values)) == 1]
-    if not alike:
-        return []
-    return [f"All seeds of {', '.join(alike)} gave exactly the same loss; check that the seed reaches the run."]
-
-
-def _precision_notes(others: Sequence[Mapping[str, Any]]) -> list[str]:
-    if all(call(entry["difference"]) != "unclear" for entry in others):
-        return []
-    return [
-        "Not distinguishable does not mean equal: any difference inside the interval remains possible, and more "
-        "`--seeds` make it narrower."
-    ]
-
-
-def _learning_rate_notes(results: Mapping[str, Any]) -> list[str]:
-    schemes = results["schemes"]
-    tried = {t["lr"] for entry in schemes for t in entry.get("tuning") or []}
-    grid = sorted(set(results.get("settings", {}).get("lrs") or tried))
-    if len(grid) == 1:
-        return [
-            f"Every scheme ran at the one learning rate {grid[0]:g}, which may suit some better than others; "
-            f"try several with `--lrs {grid[0] / 3:.2g} {grid[0]:g} {grid[0] * 3:.2g}`."
-        ]
-    edge = [entry for entry in schemes if entry.get("lr_at_edge") and entry.get("lr") is not None]
-    if not edge or not grid:
-        return []
-    # Keep all earlier rates, so that their finished runs are reused. Rates on the command line hold for all schemes, so
-    # the defaults of each scheme are joined.
-    wider = {f"{lr:g}" for entry in schemes for lr in entry.get("rates") or grid}
-    wider |= {_beyond(entry["lr"], entry.get("rates") or grid) for entry in edge}
-    where = ", ".join(f"{entry['scheme']} ({entry['lr']:g})" for entry in edge)
-    typed = " ".join(sorted(wider, key=float))
-    return [f"The best learning rate lies at the edge of the grid for {where}; widen it with `--lrs {typed}`."]
-
-
-def _beyond(lr: float, grid: Sequence[float]) -> str:
-    """The rate one step beyond the edge of the grid at which `lr` lies, in the ratio of the last two rates."""
-    return f"{grid[0] ** 2 / grid[1]:.2g}" if lr <= grid[0] else f"{grid[-1] ** 2 / grid[-2]:.2g}"

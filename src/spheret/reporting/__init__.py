@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from spheret.reporting.collect import ComparisonFolder, RunFolder, load_comparison, load_results, load_run
 from spheret.reporting.report import all_plots, save_plots, write_report
+from spheret.reporting.side_tables import pairs_markdown, print_side_tables
 from spheret.reporting.style import Plot
 from spheret.reporting.table import Row, csv_text, markdown, print_table, rich_table, rows
 
@@ -21,6 +22,8 @@ __all__ = [
     "load_results",
     "load_run",
     "markdown",
+    "pairs_markdown",
+    "print_side_tables",
     "print_table",
     "rich_table",
     "rows",

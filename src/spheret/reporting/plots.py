@@ -1,9 +1,11 @@
-"""The figures drawn from results.json alone: final losses, differences to the baseline, learning-rate sweep."""
+"""The figures drawn from results.json alone, one row per scheme: differences to the baseline, and final losses.
+
+Those of the loss over a setting, which come first in the report, are in `sweeps.py`.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -15,7 +17,6 @@ from spheret.reporting.style import (
     LINE,
     Look,
     Plot,
-    legend_below,
     looks,
     new_figure,
     render,
@@ -30,10 +31,10 @@ _ROW, _SEEDS, _AXIS = 0.32, 0.065, 0.8
 
 
 def result_plots(results: Mapping[str, Any]) -> list[Plot]:
-    """All figures that results.json has data for, in the order of reading."""
+    """Differences and final losses, as far as results.json has data for them."""
     styles = looks([entry["scheme"] for entry in results["schemes"]])
     with styled():
-        drawn = [_differences(results, styles), _final_losses(results, styles), _learning_rates(results, styles)]
+        drawn = [_differences(results, styles), _final_losses(results, styles)]
     return [plot for plot in drawn if plot is not None]
 
 
@@ -113,66 +114,6 @@ def _seeds_and_mean(axes: Any, y: float, entry: Mapping[str, Any], look: Look, l
             "\n".join(values), (high, y + _SEEDS / 2), (7, 0), textcoords="offset points", ha="left", va="center",
             color=look.color, fontsize=8,
         )  # fmt: skip
-
-
-def _label_rates(axes: Any, rates: list[float]) -> None:
-    """Put a tick at every rate, with slanted labels if level ones would overlap."""
-    gaps = [math.log(b / a) for a, b in itertools.pairwise(rates)]
-    crowded = min(gaps) < 0.12 * sum(gaps)
-    slant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates], **slant)
-
-
-def _learning_rates(results: Mapping[str, Any], styles: Mapping[str, Look]) -> Plot | None:
-    tried = {t["lr"] for entry in results["schemes"] for t in entry.get("tuning") or []}
-    losses = [t["val_loss"] for e in results["schemes"] for t in e.get("tuning") or [] if has_finished(t)]
-    if len(tried) < 2 or not losses:
-        return None
-    low, high = robust_limits(losses, reach=5)
-    figure, axes = new_figure(2.8)
-    handles = []
-    for entry in results["schemes"]:
-        look = styles[entry["scheme"]]
-        handles.append((_sweep(axes, entry, look, high), entry["scheme"]))
-    axes.set_xscale("log")
-    _label_rates(axes, sorted(tried))
-    axes.minorticks_off()
-    axes.set_ylim(low, high)
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("validation loss (nats/token)")
-    legend_below(figure, handles)
-    chosen = "; ".join(f"{e['scheme']} {e['lr']:g}" for e in results["schemes"] if e.get("lr") is not None)
-    return render(
-        figure,
-        key="learning_rates",
-        title="Learning-rate sweep",
-        caption="One run per point, on the tuning seed. Ring: the rate chosen for the reported runs. Cross on the "
-        "upper edge: diverged or did not finish. Triangle: above the scale.",
-        alt=f"Validation loss against learning rate; chosen rates: {chosen}.",
-    )
-
-
-def _sweep(axes: Any, entry: Mapping[str, Any], look: Look, high: float) -> Any:
-    tuning = sorted(entry.get("tuning") or [], key=lambda t: float(t["lr"]))
-    finished = [(t["lr"], t["val_loss"]) for t in tuning if has_finished(t)]
-    (line,) = axes.plot(
-        [lr for lr, _ in finished],
-        [y for _, y in finished],
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        ms=4.5,
-    )
-    edge = {"color": look.color, "linestyle": "", "clip_on": False, "zorder": 5}
-    for lr, y in finished:
-        if y > high:
-            axes.plot([lr], [high], marker="^", markersize=6, **edge)
-        if lr == entry.get("lr"):
-            axes.plot([lr], [min(y, high)], "o", mfc="none", mec=look.color, ms=11, mew=1.4)
-    for t in tuning:
-        if not has_finished(t):
-            axes.plot([t["lr"]], [high], marker="x", markersize=7, markeredgewidth=2, **edge)
-    return line
 
 
 def _interval(axes: Any, estimate: Mapping[str, Any], y: float, limits: Limits, look: Look) -> None:

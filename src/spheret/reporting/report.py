@@ -7,36 +7,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from spheret.comparison.statistics import has_diverged, has_finished, perplexity_change, unfinished_words, verdict
+from spheret.comparison.statistics import all_pairs as compare_all_pairs
+from spheret.comparison.statistics import has_diverged, has_finished, perplexity_change
+from spheret.comparison.verdict import unfinished_words, verdict
 from spheret.reporting import table
 from spheret.reporting.collect import ComparisonFolder, load_comparison
 from spheret.reporting.curves import run_plots
 from spheret.reporting.plots import result_plots
+from spheret.reporting.side_tables import CALL_WORDS, PairRow, pair_rows, pairs_note
 from spheret.reporting.style import Plot
+from spheret.reporting.sweeps import sweep_plots
 from spheret.training.run_folder import last_finite_loss, write_bytes, write_text
 
 REPORT_NAME, CSV_NAME, TEMPLATE_NAME = "report.html", "results.csv", "report.html.j2"
 # Settings that a scheme may set for itself, and their keys in its entry of results.json.
 _OF_SCHEME = {"lrs": "rates"} | {key: key for key in ("warmup_steps", "weight_decay", "qkv_lr", "mlp_out_lr")}
-_CALL_WORDS = {"better": "better", "worse": "worse", "unclear": "not distinguishable", "unknown": "no verdict"}
 
 
-def write_report(folder: Path, *, partial: bool = False, figures: Path | None = None) -> Path:
+def write_report(folder: Path, *, partial: bool = False, figures: Path | None = None, all_pairs: bool = False) -> Path:
     """Write results.csv and report.html into the folder of a comparison; returns the path of report.html.
 
     partial: build the report even if run folders are missing. The report names them.
     figures: also save every figure in this folder, as .svg and .png.
+    all_pairs: compare every scheme with every other, also if results.json does not.
 
     Raises FileNotFoundError if results.json or a run folder is missing, ValueError for results of another format, and
     ImportError, naming the extra, if matplotlib or jinja2 is not installed.
     """
     comparison = load_comparison(Path(folder), partial=partial)
+    if all_pairs:
+        comparison.results["all_pairs"] = compare_all_pairs(comparison.results["schemes"])
     # First, because it needs no library that could fail.
     write_text(comparison.folder / CSV_NAME, table.csv_text(comparison.results))
     plots = all_plots(comparison)
@@ -48,8 +55,8 @@ def write_report(folder: Path, *, partial: bool = False, figures: Path | None = 
 
 
 def all_plots(comparison: ComparisonFolder) -> list[Plot]:
-    """Every figure that the comparison has data for: first the figures that decide, then those that explain."""
-    return [*result_plots(comparison.results), *run_plots(comparison)]
+    """Every figure that the comparison has data for: loss over a setting, what decides, then what explains."""
+    return [*sweep_plots(comparison.results), *result_plots(comparison.results), *run_plots(comparison)]
 
 
 def save_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
@@ -92,8 +99,11 @@ def _context(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequenc
         "points": [line[2:] for line in lines if line.startswith("- ")],
         "notes": [line.removeprefix("Note: ") for line in lines if not line.startswith("- ")],
         "rows": [_cells(row) for row in table.rows(results)],
-        "footnote": table.footnote(results),
+        "footnote": _at_least(table.footnote(results)),
         "plots": plots,
+        "pairs": [_pair_cells(pair) for pair in pair_rows(results)],
+        "pairs_note": pairs_note(results),
+        "shows_reach": any(map(table.OPTIONAL["steps to\nbaseline"], table.rows(results))),
         "runs": _run_rows(results, "runs"),
         "tuning": _run_rows(results, "tuning"),
         "missing": missing,
@@ -122,6 +132,8 @@ def _cells(row: table.Row) -> dict[str, Any]:
         "scheme": row.scheme,
         "parameters": table.number(row.parameters, ",d"),
         "lr": table.lr(row),
+        "trains": None if row.lr_open_low is None else _typeset(_at_least(table.rate_range(row))),
+        "to_baseline": table.to_baseline(row, separator="\n").partition("\n"),
         "loss": table.number(row.val_loss, ".4f"),
         "half_width": table.number(row.half_width, ".4f") if row.half_width is not None else None,
         "perplexity": table.perplexity(row.perplexity),
@@ -136,9 +148,18 @@ def _cells(row: table.Row) -> dict[str, Any]:
     }
 
 
+def _at_least(text: str) -> str:
+    return text.replace("<=", "\N{LESS-THAN OR EQUAL TO}").replace(">=", "\N{GREATER-THAN OR EQUAL TO}")
+
+
+def _pair_cells(pair: PairRow) -> dict[str, str]:
+    signed = {"difference": _typeset(pair.difference), "interval": _typeset(pair.interval)}
+    return asdict(pair) | signed | {"call_words": CALL_WORDS[pair.call]}
+
+
 def _call_words(row: table.Row) -> str:
     """'better', for a scheme some of whose runs have no loss 'better (1 of 3 runs diverged)'."""
-    words = _CALL_WORDS.get(row.call, "baseline")
+    words = CALL_WORDS.get(row.call, "baseline")
     lost = unfinished_words(row.runs, row.diverged, row.interrupted)
     return f"{words} ({lost})" if lost else words
 

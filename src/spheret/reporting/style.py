@@ -101,13 +101,20 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float = 3.5) -> tuple[Any, Any]:
-    """A figure of `height` inches and its axes, made without pyplot: no global state changes, no display is needed."""
+def new_figure(height: float = 3.5, *, below: float = 0.0) -> tuple[Any, Any]:
+    """A figure of `height` inches and its axes, made without pyplot: no global state changes, no display is needed.
+
+    With `below`, figure.axes[1] is a second pair of axes under the first one, about that many inches high, with the
+    same x axis.
+    """
     _matplotlib()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.add_subplot()
+    figure = Figure(figsize=(WIDTH, height + below), layout="constrained")
+    if not below:
+        return figure, figure.add_subplot()
+    axes, _ = figure.subplots(2, 1, sharex=True, height_ratios=(height, below))
+    return figure, axes
 
 
 def legend_below(figure: Any, labelled: Sequence[tuple[Any, str]]) -> None:

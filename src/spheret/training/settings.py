@@ -159,7 +159,7 @@ def flags(settings: RunSettings, *, always: Collection[str] = (), never: Collect
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if f.name not in never and (value != f.default or f.name in always):
-            values = value if isinstance(value, tuple) else (value,)
+            values = () if value is True else value if isinstance(value, tuple) else (value,)
             words += [f"--{f.name.replace('_', '-')}", *map(_word, values)]
     return words
 
