@@ -91,7 +91,7 @@ OLD = "alpha={1/L},decay=none,alpha-lr=0.05"
 STUDIES: dict[StudyName, Study] = {
     "default-range": Study(
         {name: Variant(name) for name in ("spheret", "keel", "pre-ln")},
-        (0.55, 1.1, 2.2, 4.4),
+        (0.4, 0.8, 1.6, 3.2, 6.4),
         tuple(shape.name for shape in SHAPES),
     ),
     "lr-factors": Study(
@@ -105,7 +105,7 @@ STUDIES: dict[StudyName, Study] = {
                 ("the same and QK norm", {"qk_norm": "rms"}),
             )
         },
-        (0.38, 0.77, 1.54, 3.08),
+        (0.4, 0.8, 1.6, 3.2),
         ("24x64",),
     ),
     "step-budget": Study(

@@ -70,7 +70,7 @@ def run_prepare(command: PrepareCommand) -> int:
 class TrainCommand(RunSettings):
     """Train one model into a run folder: config.json, metrics.jsonl, checkpoints, diagnostics.json and run.json.
 
-    Example: spheret train --scheme spheret:p=1 --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
+    Example: spheret train --scheme spheret --data my_texts/ --tokenizer bpe --steps 2000 --out runs/proj
 
     `spheret train --resume --out runs/proj` continues a run that Ctrl-C or a signal stopped, and with more --steps also
     one that has ended, if its schedule is constant, or wsd before the decay. `spheret train NAME` is short for
@@ -79,10 +79,10 @@ class TrainCommand(RunSettings):
 
     recipe: str = ""
     """Take the settings of this recipe (see `spheret plan`) for every flag that is not given."""
-    scheme: str = "spheret:p=1"
+    scheme: str = "spheret"
     """Residual scheme (see `spheret schemes`)."""
     lr: float | None = None
-    """Peak learning rate. If not given: 0.4/d for the width d, times the scheme's own factor."""
+    """Peak learning rate. If not given: 0.8/d for the width d, times the scheme's own factor."""
     seed: int = TrainConfig.seed
     """Sets the initial weights and the order of the batches."""
     out: Path = Path("runs/train")

@@ -22,7 +22,7 @@ from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 
 RESULTS_NAME = "results.json"
 TUNING_SEED = 0
-LR_SHARES = (0.2, 0.4, 0.8)
+LR_SHARES = (0.4, 0.8, 1.6)
 """Default learning rates times the width d: `LR_SHARE`, and a factor of two to either side."""
 Purpose = Literal["tuning", "seed"]
 
@@ -38,12 +38,12 @@ class CompareConfig(RunSettings):
     Each scheme is judged at its own best learning rate, chosen on a seed that is not reported.
     """
 
-    schemes: tuple[str, ...] = ("pre-ln", "geonorm", "cay", "proj", "spheret:p=0.5")
+    schemes: tuple[str, ...] = ("pre-ln", "keel", "geonorm", "proj", "spheret")
     """Residual schemes (see `spheret schemes`). The first is the baseline of every difference."""
     sweep: str | None = None
     """Add schemes that differ in one option, [SCHEME:]OPTION=V1,V2,...: p=0.1,1,inf (of spheret), keel:alpha=4,8."""
     lrs: tuple[float, ...] = ()
-    """Peak learning rates to try for each scheme. If not given: 0.2/d, 0.4/d and 0.8/d, times the scheme's factor."""
+    """Peak learning rates to try for each scheme. If not given: 0.4/d, 0.8/d and 1.6/d, times the scheme's factor."""
     seeds: int = 3
     """Reported runs per scheme, at its best learning rate. Fewer than 2 give no verdict."""
     out: Path = Path("runs/compare")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream, counts_from_zero
 from spheret.connections.learned import LearnedExponent, Radius, StepSize, check_start
 from spheret.connections.norms import build_norm
-from spheret.connections.options import InitRule, tied_embedding_std
+from spheret.connections.options import InitRule, TrainingDefaults, tied_embedding_std
 from spheret.geometry import LOG_P_RANGE, compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import rotate, scale_norm
 
@@ -528,3 +528,6 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
 
     def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(embedding_std=tied_embedding_std(dim, self.embedding_gain), gain=self.gain)
+
+    def training(self, n_layer: int) -> TrainingDefaults:
+        return TrainingDefaults(lr_factor=2.0)

@@ -4,7 +4,7 @@ Second hand: SlimPajama; context 2048; the GPT-NeoX tokenizer (GPT-2's stands in
 ends of the ladder and its 0.5B; SwiGLU, rotary positions and QK normalisation for all schemes. Read in the authors'
 abstract: no weight decay and no warm-up for anGPT, which the scheme sets itself. Derived: the numbers of blocks, from
 the size. Guessed: all other shapes, the rungs in between, 20 tokens per parameter (Chinchilla's, arXiv 2203.15556),
-batches of 524,288 tokens, decay to 0. Ours: learning rates of 0.4/d times each scheme's own factor, micro-batches that
+batches of 524,288 tokens, decay to 0. Ours: learning rates of 0.8/d times each scheme's own factor, micro-batches that
 fit a GPU of 80 GB, evaluation. Give the corpus as `--data FOLDER`.
 """
 

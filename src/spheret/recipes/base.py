@@ -23,7 +23,7 @@ class Recipe:
         settings: model, data and budget.
         scheme: the scheme of this run.
         schemes: the schemes that the recipe is meant for. Any other scheme is allowed.
-        lr: peak learning rate. None: 0.4/d for the width d, times the scheme's own factor.
+        lr: peak learning rate. None: 0.8/d for the width d, times the scheme's own factor.
         seed: sets the initial weights and the order of the batches.
     """
 
@@ -54,7 +54,7 @@ def cpu_demo(scheme: str = "proj") -> Recipe:
     """One of the runs that `make demo` compares: 6 blocks of width 128 on the bytes of Python's standard library.
 
     All numbers are ours, the package's defaults: the smallest model and the fewest steps that still show differences
-    between learning rates. Learning rate: 0.4/d (ours, docs/log.md).
+    between learning rates. Learning rate: 0.8/d, times the scheme's own factor (ours, docs/log.md).
     """
     return Recipe(
         title="one run of `make demo`, on Python's source",

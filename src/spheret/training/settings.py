@@ -17,7 +17,7 @@ from spheret.models import GPTConfig
 from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_settings
 from spheret.training.optimizer import ScheduleKind
 
-LR_SHARE = 0.4
+LR_SHARE = 0.8
 """Default learning rate times width. The best learning rates of the schemes lie between 0.2 and 0.8 in this unit."""
 
 
