@@ -46,7 +46,7 @@ class TrainConfig:
     """Sequences per optimizer step, over all micro-batches."""
     grad_accum: int = 1
     """Micro-batches per optimizer step. More of them need less memory; the gradient stays the same."""
-    lr: float = 6.2e-3
+    lr: float = 6.3e-3
     """Peak learning rate. The default is `default_lr` at the default width, 0.8 / 128."""
     qkv_lr: float = 1.0
     """Factor on the learning rate of the projections to queries, keys and values."""
