@@ -126,7 +126,7 @@ RESIDUALS: dict[str, Residual] = {
     "cay": rotation(lambda beta: 2 * torch.atan(beta / 2)),
     "spheret:p=0.5": rotation(lambda beta: 0.5 * torch.atan(beta / 0.5)),
     "spheret:p=0.7": rotation(lambda beta: 0.7 * torch.atan(beta / 0.7)),
-    "spheret": rotation(lambda beta: 4 / LAYERS * torch.atan(beta * LAYERS / 4)),
+    "spheret": rotation(lambda beta: torch.atan(6 * beta) / 6),
     "proj:decay=inv-sqrt,head-input=state": rotation(lambda beta: torch.atan(beta), decays=True),
 }
 

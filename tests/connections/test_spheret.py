@@ -40,11 +40,11 @@ def train(model: GPT, steps: int, lr: float) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize(("n_layer", "p"), [(1, 2.0), (2, 2.0), (12, 1 / 3), (48, 1 / 12), (400, math.exp(-3))])
+@pytest.mark.parametrize(("n_layer", "p"), [(1, 1 / 6), (24, 1 / 6), (48, 1 / 12), (400, math.exp(-3))])
 def test_the_default_exponent_caps_the_turn_of_the_whole_network(n_layer: int, p: float) -> None:
     connection = build_connection("spheret", dim=16, n_layer=n_layer)
     assert connection.p == pytest.approx(p)
-    assert connection.step().item() == pytest.approx(1 / n_layer)
+    assert connection.step().item() == pytest.approx(1 / max(n_layer, 24))
     h, f = torch.randn(64, 16), 1e6 * torch.randn(64, 16)
     angle = torch.deg2rad(connection.stats(h, f, connection(h, f))["angle_deg"])
     assert (angle <= p * math.pi / 2 * 1.001).all()
@@ -299,8 +299,8 @@ def test_signatures_name_every_option_of_the_family() -> None:
 @pytest.mark.parametrize(
     ("connection", "words"),
     [
-        (ProjSpheretNorm(layer_idx=2, n_layer=12), "p=1, alpha=0.08333 (start), layer_idx=2"),
-        (SpheretNorm(1.5, n_layer=2, learn_p=True), "p=1.5 (start, learned), alpha=0.5 (start), layer_idx=0"),
+        (ProjSpheretNorm(layer_idx=2, n_layer=12), "p=1, alpha=0.04167 (start), layer_idx=2"),
+        (SpheretNorm(1.5, n_layer=2, learn_p=True), "p=1.5 (start, learned), alpha=0.04167 (start), layer_idx=0"),
         (GeoNorm(layer_idx=1, alpha=0.25, project=False), "p=inf, alpha=0.25 (start), layer_idx=1, project=False"),
     ],
 )

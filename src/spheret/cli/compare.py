@@ -11,6 +11,8 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from spheret.cli.console import flags_checked, output, say
 from spheret.cli.progress import view
@@ -18,7 +20,19 @@ from spheret.cli.schemes import say_cautions
 from spheret.comparison.compare import compare, failures, warnings_of
 from spheret.comparison.runs import CompareConfig
 from spheret.comparison.statistics import all_pairs
-from spheret.reporting import load_results, markdown, pairs_markdown, print_side_tables, print_table, write_report
+from spheret.reporting import (
+    is_run,
+    load_results,
+    load_run,
+    markdown,
+    outcome_lines,
+    pairs_markdown,
+    print_side_tables,
+    print_table,
+    run_rows,
+    write_report,
+    write_run_report,
+)
 
 # --- compare ---
 
@@ -91,24 +105,28 @@ def _require_report_libraries() -> None:
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Rebuild table, plots and report.html of a comparison from its folder.
+    """Rebuild table, plots and report.html from the folder of a comparison, or of one run.
 
     Example: spheret report runs/first --figures figures/
+
+    A run that has not ended is reported as far as it has come.
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """Folder that `spheret compare` wrote."""
+    """Folder that `spheret compare` or `spheret train` wrote."""
     figures: Path | None = None
     """Also save every figure in this folder, as .svg and .png."""
     markdown: bool = False
     """Print the table as Markdown, to paste."""
     all_pairs: bool = False
-    """Also compare every scheme with every other, not only with the baseline."""
+    """Of a comparison: also compare every scheme with every other, not only with the baseline."""
 
 
 def run_report(command: ReportCommand) -> int:
     """Print the table and write the report; returns the exit code."""
     console: Console = output()
+    if is_run(command.folder):
+        return _report_run(console, command)
     results = load_results(command.folder)
     if command.all_pairs:
         results["all_pairs"] = all_pairs(results["schemes"])
@@ -120,6 +138,25 @@ def run_report(command: ReportCommand) -> int:
         print_side_tables(console, results)
         say(console)
         say(console, results["verdict"])
+        say(console)
+    say(console, f"Report: {report}", to_copy=True)
+    return 0
+
+
+def _report_run(console: Console, command: ReportCommand) -> int:
+    run = load_run(command.folder)
+    report = write_run_report(command.folder, figures=command.figures)
+    rows = run_rows(run)
+    if command.markdown:
+        print("\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]))
+    else:
+        table = Table.grid(padding=(0, 2))
+        for name, value in rows:
+            table.add_row(name, escape(value))
+        console.print(table)
+        say(console)
+        for line in outcome_lines(run):
+            say(console, line)
         say(console)
     say(console, f"Report: {report}", to_copy=True)
     return 0

@@ -1,4 +1,4 @@
-"""Reads a comparison back from its folder: results.json and the run folders that it names."""
+"""Reads a comparison back from its folder, results.json and the run folders that it names, or a single run."""
 
 from __future__ import annotations
 
@@ -48,6 +48,21 @@ def load_results(folder: Path) -> dict[str, Any]:
             f"{path} has format {results.get('format')!r}; this release reads format 1 with a list of schemes"
         )
     return results
+
+
+def is_run(folder: Path) -> bool:
+    """Whether this is the folder of a single run.
+
+    Raises FileNotFoundError if it is neither that nor the folder of a comparison.
+    """
+    names = (RESULTS_NAME, CONFIG)
+    found = [name for name in names if (folder / name).is_file()]
+    if not found:
+        raise FileNotFoundError(
+            f"no {' and no '.join(names)} in {folder}: give the folder that `spheret compare --out` or "
+            "`spheret train --out` wrote; if a comparison was interrupted, run the same command again"
+        )
+    return RESULTS_NAME not in found
 
 
 def load_run(folder: Path) -> RunFolder:

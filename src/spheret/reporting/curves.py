@@ -1,4 +1,4 @@
-"""The figures drawn from run folders: loss curves, and the residual stream layer by layer."""
+"""The figures drawn from run folders: loss curves, the connections during training, the stream layer by layer."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ LAYER_METRICS = (
         "How far each sublayer turns the hidden state, at the end of training.",
     ),
     LayerMetric(
+        "saturation",
+        "How near each sublayer comes to its largest angle",
+        "theta / (p 90 degrees)",
+        "The angle as a share of the largest that p allows, at the end of training. At 1, the exponent p limits how "
+        "far an update turns the hidden state; near 0, p changes nothing. It is 0 at p = inf.",
+    ),
+    LayerMetric(
+        "alpha",
+        "Step size of each sublayer",
+        "alpha",
+        "The learned step size, without the constant of the layer, at the end of training.",
+    ),
+    LayerMetric("p", "Exponent of each sublayer", "p", "The exponent at the end of training."),
+    LayerMetric(
         "token_cosine",
         "Similarity of different tokens",
         "mean cosine between tokens",
@@ -59,11 +73,22 @@ LAYER_METRICS = (
 )
 
 
+# Lists of metrics.jsonl with an entry per connection, and how they are shown over training.
+TRACKED = (
+    ("angle_deg", "Rotation during training", "angle (degrees)"),
+    ("saturation", "Saturation during training", "theta / (p 90 degrees)"),
+    ("alpha", "Step size during training", "alpha"),
+    ("p", "Exponent during training", "p"),
+    ("skip_gain", "Gain of the skip path during training", "gain of the skip path"),
+)
+
+
 def run_plots(comparison: ComparisonFolder) -> list[Plot]:
-    """All figures that the run folders have data for: first the loss curves, then one figure per layer metric."""
+    """All figures that the run folders have data for: the loss curves, the connections over time, then over depth."""
     styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
     with styled():
         drawn = [_loss_curves(comparison, styles)]
+        drawn += [_over_training(comparison, *tracked, styles) for tracked in TRACKED]
         drawn += [_layers(comparison, metric, styles) for metric in LAYER_METRICS]
     return [plot for plot in drawn if plot is not None]
 
@@ -89,7 +114,7 @@ def _loss_curves(comparison: ComparisonFolder, styles: Mapping[str, Look]) -> Pl
     axes.set_ylim(*limits)
     axes.set_xlim(0, 1.015 * max(curve[-1][0] for curve in (*good, *bad)))
     axes.set_xlabel("training tokens")
-    axes.xaxis.set_major_formatter(_token_formatter())
+    axes.xaxis.set_major_formatter(token_formatter())
     axes.set_ylabel("validation loss (nats/token)")
     legend_below(figure, handles)
     caption = "Line: mean over seeds; band: lowest to highest seed. The start of training is cut off."
@@ -168,6 +193,58 @@ def _plateau(axes: Any, results: Mapping[str, Any], limits: tuple[float, float])
         )  # fmt: skip
 
 
+def _over_training(
+    comparison: ComparisonFolder, key: str, title: str, axis: str, styles: Mapping[str, Look]
+) -> Plot | None:
+    """One list of `connections` in metrics.jsonl over the tokens trained on."""
+    bands = {}
+    for entry in comparison.results["schemes"]:
+        # One seed: over several, the band would mix the spread of seeds with that of the connections.
+        folder = next(iter(_finished_folders(comparison, entry)), None)
+        if folder is not None and len(points := _spread(folder.metrics, key)) > 1:
+            bands[entry["scheme"]] = points
+    if key == "p":  # a fixed exponent is no news
+        bands = {scheme: points for scheme, points in bands.items() if len({p[1:] for p in points}) > 1}
+    if not bands:
+        return None
+    figure, axes = new_figure(2.7)
+    handles = []
+    for scheme, points in bands.items():
+        look, (tokens, low, middle, high) = styles[scheme], zip(*points, strict=True)
+        axes.fill_between(tokens, low, high, color=look.color, alpha=0.15, linewidth=0)
+        (line,) = axes.plot(tokens, middle, color=look.color, linestyle=look.dash)
+        handles.append((line, scheme))
+    values = [y for points in bands.values() for point in points for y in point[1:]]
+    if min(values) > 0 and max(values) > 20 * min(values):
+        _log_scale(axes)
+    axes.set_xlim(0, 1.015 * max(points[-1][0] for points in bands.values()))
+    axes.set_xlabel("training tokens")
+    axes.xaxis.set_major_formatter(token_formatter())
+    axes.set_ylabel(axis)
+    legend_below(figure, handles)
+    ends = "; ".join(f"{scheme} from {points[0][2]:.3g} to {points[-1][2]:.3g}" for scheme, points in bands.items())
+    return render(
+        figure,
+        key=f"{key}_over_training",
+        title=title,
+        caption="At every evaluation"
+        + (" of the first seed that finished" if _has_seeds(comparison) else "")
+        + ". Line: median over the connections; band: from the smallest to the largest.",
+        alt=f"{title}, median over connections: {ends}.",
+    )
+
+
+def _spread(metrics: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float, float, float]]:
+    """(tokens, smallest, median, largest over connections) at every evaluation that recorded ``key``."""
+    points = []
+    for record in metrics:
+        values = [v for v in (record.get("connections") or {}).get(key) or [] if isinstance(v, int | float)]
+        values = [float(v) for v in values if math.isfinite(v)]
+        if values:
+            points.append((float(record["tokens"]), min(values), median(values), max(values)))
+    return points
+
+
 def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[str, Look]) -> Plot | None:
     profiles = {
         entry["scheme"]: _mean_profile(_finished_folders(comparison, entry), metric.key)
@@ -185,6 +262,10 @@ def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[s
         )
         handles.append((line, scheme))
     values = [y for profile in profiles.values() for _, y in profile]
+    caption = metric.caption
+    if metric.key == "angle_deg":
+        capped = _caps(axes, comparison, styles, 3 * max(values))
+        caption += _turn_words(profiles) + (" Dotted: the largest angle that p allows." if capped else "")
     if min(values) > 0 and max(values) > 20 * min(values):
         _log_scale(axes)
     elif max(values) - min(values) < 0.02 * abs(max(values)):
@@ -201,9 +282,30 @@ def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[s
         figure,
         key=metric.key,
         title=metric.title,
-        caption=metric.caption + " Mean over the seeds that finished.",
+        caption=caption + (" Mean over the seeds that finished." if _has_seeds(comparison) else ""),
         alt=f"{metric.title} by layer, first to last sublayer: {ends}.",
     )
+
+
+def _caps(axes: Any, comparison: ComparisonFolder, styles: Mapping[str, Look], highest: float) -> bool:
+    """Draw ``p 90`` degrees, the largest angle of each connection, where it is not far above the angles."""
+    drawn = False
+    for entry in comparison.results["schemes"]:
+        exponents = _mean_profile(_finished_folders(comparison, entry), "p")
+        if exponents and max(90 * p for _, p in exponents) <= highest:
+            look, points = styles[entry["scheme"]], [(x, 90 * p) for x, p in exponents]
+            axes.plot(*zip(*points, strict=True), color=look.color, linestyle=(0, (1, 1.5)), linewidth=1)
+            drawn = True
+    return drawn
+
+
+def _turn_words(profiles: Mapping[str, Points]) -> str:
+    sums = ", ".join(f"{scheme} {sum(y for _, y in profile):.0f}" for scheme, profile in profiles.items())
+    return f" Sum over all sublayers, in degrees: {sums}."
+
+
+def _has_seeds(comparison: ComparisonFolder) -> bool:
+    return any(len(entry["runs"]) > 1 for entry in comparison.results["schemes"])
 
 
 def _finished_folders(comparison: ComparisonFolder, entry: Mapping[str, Any]) -> list[RunFolder]:
@@ -238,7 +340,7 @@ def _log_scale(axes: Any) -> None:
     axes.minorticks_off()
 
 
-def _token_formatter() -> Any:
+def token_formatter() -> Any:
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(sep="")

@@ -6,10 +6,10 @@ report.html stands alone: it has no script, loads nothing from elsewhere, and es
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,13 +18,15 @@ from spheret.comparison.statistics import all_pairs as compare_all_pairs
 from spheret.comparison.statistics import has_diverged, has_finished, perplexity_change
 from spheret.comparison.verdict import unfinished_words, verdict
 from spheret.reporting import table
-from spheret.reporting.collect import ComparisonFolder, load_comparison
+from spheret.reporting.collect import ComparisonFolder, load_comparison, load_run
 from spheret.reporting.curves import run_plots
 from spheret.reporting.plots import result_plots
 from spheret.reporting.side_tables import CALL_WORDS, PairRow, pair_rows, pairs_note
+from spheret.reporting.single_run import outcome_lines, run_rows, single_run_plots
 from spheret.reporting.style import Plot
 from spheret.reporting.sweeps import sweep_plots
-from spheret.training.run_folder import last_finite_loss, write_bytes, write_text
+from spheret.training.run_folder import last_finite_loss, read_config, write_bytes, write_text
+from spheret.training.settings import flags_of
 
 REPORT_NAME, CSV_NAME, TEMPLATE_NAME = "report.html", "results.csv", "report.html.j2"
 # Settings that a scheme may set for itself, and their keys in its entry of results.json.
@@ -54,6 +56,37 @@ def write_report(folder: Path, *, partial: bool = False, figures: Path | None = 
     return report
 
 
+def write_run_report(folder: Path, *, figures: Path | None = None) -> Path:
+    """Write report.html into the folder of one run, finished or not; returns its path.
+
+    figures: also save every figure in this folder, as .svg and .png.
+
+    Raises FileNotFoundError if the folder is not that of a run, ValueError for damaged files, and ImportError, naming
+    the extra, if matplotlib or jinja2 is not installed.
+    """
+    run = load_run(folder)
+    plots = single_run_plots(run)
+    if figures is not None:
+        save_plots(plots, figures)
+    config = read_config(folder)
+    headline, *points = outcome_lines(run)
+    environment = {key: run.outcome.get(key) or {} for key in ("versions", "machine")}
+    stored = {"settings": run.config, "data": run.outcome.get("data"), "environment": environment}
+    context = {
+        "title": f"Run of {config.model.scheme}",
+        "created": None,
+        "headline": headline,
+        "points": points,
+        "rows": run_rows(run),
+        "plots": plots,
+        "command": shlex.join(["spheret", "train", *flags_of(config), "--out", str(folder)]),
+        "facts": [(name, _facts(stored, name.lower())) for name in ("Settings", "Data", "Environment")],
+    }
+    report = folder / REPORT_NAME
+    write_text(report, _rendered("run.html.j2", context))
+    return report
+
+
 def all_plots(comparison: ComparisonFolder) -> list[Plot]:
     """Every figure that the comparison has data for: loss over a setting, what decides, then what explains."""
     return [*sweep_plots(comparison.results), *result_plots(comparison.results), *run_plots(comparison)]
@@ -76,15 +109,22 @@ def render_html(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequ
 
     Raises ImportError, naming the extra, if jinja2 is not installed.
     """
+    return _rendered(TEMPLATE_NAME, _context(results, plots, missing))
+
+
+def _rendered(template: str, context: Mapping[str, Any]) -> str:
     jinja2 = _jinja2()
-    source = resources.files("spheret.reporting").joinpath("templates", TEMPLATE_NAME).read_text(encoding="utf-8")
     # Scheme names and error messages may hold any character, hence autoescape. StrictUndefined makes a name that the
     # template misspells an error and not an empty string.
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("spheret.reporting"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"code": _with_code, "unbroken": _unbroken}
-    return str(environment.from_string(source).render(**_context(results, plots, missing)))
+    return str(environment.get_template(template).render(**context))
 
 
 def _context(results: Mapping[str, Any], plots: Sequence[Plot], missing: Sequence[str]) -> dict[str, Any]:
@@ -204,7 +244,7 @@ def _relative_link(name: Any) -> str | None:
 
 def _facts(results: Mapping[str, Any], section: str) -> list[tuple[str, str]]:
     facts = {name: _words(value) for name, value in _flat(results.get(section) or {})}
-    if section == "settings":
+    if section == "settings" and "schemes" in results:
         facts |= {name: text for name, key in _OF_SCHEME.items() if (text := _by_scheme(results, key)) is not None}
     return list(facts.items())
 
