@@ -15,6 +15,7 @@ import torch
 
 from spheret import __version__
 from spheret.connections import canonical_name, parse_scheme
+from spheret.recipes.base import COMPARED, COMPARED_SCHEMES
 from spheret.training import TrainConfig, config_to_dict
 from spheret.training.device import resolve_device, resolve_dtype
 from spheret.training.run_folder import MAY_CHANGE
@@ -22,8 +23,8 @@ from spheret.training.settings import RunSettings, default_lr, flags, scheme_lr
 
 RESULTS_NAME = "results.json"
 TUNING_SEED = 0
-LR_SHARES = (0.4, 0.8, 1.6)
-"""Default learning rates times the width d: `LR_SHARE`, and a factor of two to either side."""
+LR_SHARES = (0.4, 0.8, 1.6, 3.2)
+"""Default learning rates times the width d: `LR_SHARE`, half of it, twice and four times."""
 Purpose = Literal["tuning", "seed"]
 
 
@@ -38,12 +39,12 @@ class CompareConfig(RunSettings):
     Each scheme is judged at its own best learning rate, chosen on a seed that is not reported.
     """
 
-    schemes: tuple[str, ...] = ("pre-ln", "keel", "geonorm", "proj", "spheret")
+    schemes: tuple[str, ...] = COMPARED_SCHEMES
     """Residual schemes (see `spheret schemes`). The first is the baseline of every difference."""
     sweep: str | None = None
     """Add schemes that differ in one option, [SCHEME:]OPTION=V1,V2,...: p=0.1,1,inf (of spheret), keel:alpha=4,8."""
     lrs: tuple[float, ...] = ()
-    """Peak learning rates to try for each scheme. If not given: 0.4/d, 0.8/d and 1.6/d, times the scheme's factor."""
+    """Peak learning rates to try for each scheme. If not given: 0.4/d to 3.2/d in steps of 2, times the scheme's factor."""
     seeds: int = 3
     """Reported runs per scheme, at its best learning rate. Fewer than 2 give no verdict."""
     out: Path = Path("runs/compare")
@@ -52,6 +53,18 @@ class CompareConfig(RunSettings):
     """Runs at a time. 0: one per CPU core, or one on a GPU. Each run gets an equal share of the cores."""
     all_pairs: bool = False
     """Also compare every scheme with every other, not only with the baseline."""
+    n_layer: int = COMPARED.n_layer
+    """Number of blocks, each an attention and an MLP sublayer."""
+    n_head: int = COMPARED.n_head
+    """Number of attention heads."""
+    n_embd: int = COMPARED.n_embd
+    """Width d of the hidden state."""
+    block_size: int = COMPARED.block_size
+    """Context length, tokens."""
+    batch_size: int = COMPARED.batch_size
+    """Sequences per optimizer step."""
+    steps: int = COMPARED.steps
+    """Optimizer steps of a run."""
     checkpoint_interval: int = 0
     """Steps between checkpoints. 0: none. A comparison keeps no weights, so here that is the default."""
 
