@@ -238,7 +238,7 @@ def test_train_shows_progress_and_resumes(spheret: Any, tiny: list[str]) -> None
     code, out, _ = spheret(f"{command} --resume", *tiny)
     assert code == 0 and "finished at step 20" in out
     code, out, err = spheret(f"{command} --resume --lr 1", *tiny)
-    assert code == 2 and "runs/one has --lr 0.025 (not 1.0)" in err and "continuing" not in out
+    assert code == 2 and "runs/one has --lr 0.1 (not 1.0)" in err and "continuing" not in out
 
 
 @pytest.mark.parametrize("refused", ["--steps 10", "--lr 1", "--seed 3", "--n-layer 2"])

@@ -52,7 +52,7 @@ def test_compare(flags: str, value: str, fix: str, spheret: Any, tiny: list[str]
         ("train --data missing.txt --scheme proj:gain=-1", "gain = -1"),
         ("prepare --tokenizer nope", "'nope'"),
         ("prepare --data missing.txt", "'missing.txt'"),
-        ("report nowhere", "no results.json in nowhere"),
+        ("report nowhere", "no results.json and no config.json in nowhere"),
         ("schemes foo", "'foo'"),
     ],
 )

@@ -126,16 +126,17 @@ def test_bad_settings_are_refused_at_once(change: dict[str, object], message: st
 
 
 def test_learning_rates_follow_the_width_where_none_are_given() -> None:
-    assert CompareConfig().lrs == (0.0016, 0.0031, 0.0063)
-    assert CompareConfig(n_embd=1280, n_head=20).lrs == (0.00016, 0.00031, 0.00063)
+    assert CompareConfig().lrs == (0.0063, 0.013, 0.025, 0.05)
+    assert CompareConfig(n_embd=1280, n_head=20).lrs == (0.00031, 0.00063, 0.0013, 0.0025)
     assert CompareConfig(lrs=(1e-3,)).lrs == (1e-3,)
 
 
 def test_schemes_have_their_own_rates_where_none_are_given() -> None:
     config = CompareConfig(schemes=("proj", "ngpt"), n_embd=100, n_head=2)
-    assert config.lrs == config.rates("proj") == (0.002, 0.004, 0.008)
-    assert config.rates("ngpt") == (0.012, 0.024, 0.048)
-    assert [spec.lr for spec in tuning_runs(config, "ngpt", 257, "f")] == [0.012, 0.024, 0.048]
+    assert config.lrs == config.rates("pre-ln") == (0.004, 0.008, 0.016, 0.032)
+    assert config.rates("proj") == (0.008, 0.016, 0.032, 0.064)
+    assert config.rates("ngpt") == (0.012, 0.024, 0.048, 0.096)
+    assert [spec.lr for spec in tuning_runs(config, "ngpt", 257, "f")] == [0.012, 0.024, 0.048, 0.096]
     assert "--lrs" not in config.command()  # given there, they would be the same for both
     wider = dataclasses.replace(config, n_embd=200)
     assert wider.rates("proj") == (0.001, 0.002, 0.004)
@@ -165,10 +166,10 @@ def test_a_sweep_adds_a_scheme_for_each_value() -> None:
         ("keel:alpha=4,8", "keel", "alpha", ("keel:alpha=4", "keel:alpha=8")),
         ("proj:update-norm=none,rms", "proj", "update-norm", ("proj", "proj:update-norm=rms")),
         (
-            "spheret:decay=none,p=0.1,learn",
-            "spheret:decay=none",
+            "spheret:decay=inv,p=0.1,learn",
+            "spheret:decay=inv",
             "p",
-            ("spheret:p=0.1,decay=none", "spheret:p=learn,decay=none"),
+            ("spheret:p=0.1,decay=inv", "spheret:p=learn,decay=inv"),
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_the_ladder_has_the_sizes_in_its_names(size: str) -> None:
 def test_learning_rates_of_ngpt() -> None:
     assert recipe("ngpt-0.5b").train_config().lr == 15e-4
     other = recipe("ngpt-0.5b", scheme="gpt-qknorm").train_config()
-    assert other.lr == pytest.approx(0.4 / 1024 * parse_scheme("gpt-qknorm").training(24).lr_factor, rel=0.02)
+    assert other.lr == pytest.approx(0.8 / 1024 * parse_scheme("gpt-qknorm").training(24).lr_factor, rel=0.02)
     assert other.weight_decay == 0.1 and other.total_warmup_steps > 0
 
 

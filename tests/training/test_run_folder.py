@@ -122,7 +122,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tiny: Tiny, tmp_path: Path, data
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"lr": 0.5}, r"lr=0\.0031 \(not 0\.5\)\. .*--init-from"),
+        ({"lr": 0.5}, r"lr=0\.0063 \(not 0\.5\)\. .*--init-from"),
         ({"steps": 40}, r"steps=6 \(not 40\); its warm-up is over"),
         ({"seed": 3, "beta1": 0.8}, r"beta1=0\.9 \(not 0\.8\), seed=1 \(not 3\)"),
     ],

@@ -23,7 +23,8 @@ def test_the_settings_of_every_command_have_the_same_defaults() -> None:
         seed=own.seed,
         vocab_size=own.model.vocab_size,
     )
-    assert run == own
+    # The factors belong to the scheme; a TrainConfig built in Python has none, and neither has a run of format 1.
+    assert dataclasses.replace(run, qkv_lr=1.0, mlp_out_lr=1.0) == own
 
 
 def test_every_setting_of_a_run_is_a_flag() -> None:
@@ -59,7 +60,7 @@ def test_flags_are_what_differs_and_what_is_always_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(("n_embd", "lr"), [(128, 0.0031), (768, 0.00052), (1280, 0.00031)])
+@pytest.mark.parametrize(("n_embd", "lr"), [(128, 0.0063), (768, 0.001), (1280, 0.00063)])
 def test_the_learning_rate_follows_the_width(n_embd: int, lr: float) -> None:
     assert default_lr(n_embd) == lr
 
@@ -79,6 +80,11 @@ def test_a_scheme_s_own_decay_and_warmup_are_defaults() -> None:
         "ngpt": (0.0, 0),
         "angpt": (0.0, 0),
     }
+    factors = {s: (c.qkv_lr, c.mlp_out_lr) for s, c in decays.items()}
+    assert factors["pre-ln"] == (0.25, 0.25) and factors["ngpt"] == (1, 1)
+    slower = dataclasses.replace(settings, qkv_lr=0.1, mlp_out_lr=1.0)
+    asked = slower.train_config("pre-ln", lr=1e-3, seed=1, vocab_size=257)
+    assert (asked.qkv_lr, asked.mlp_out_lr) == (0.1, 1.0)
     given = dataclasses.replace(settings, weight_decay=0.05, warmup_steps=20)
     for scheme in decays:
         config = given.train_config(scheme, lr=1e-3, seed=1, vocab_size=9)
@@ -87,6 +93,7 @@ def test_a_scheme_s_own_decay_and_warmup_are_defaults() -> None:
 
 def test_learning_rates_have_the_scheme_s_factor() -> None:
     shape = {"n_embd": 100, "n_layer": 6}
-    assert scheme_lr("pre-ln", **shape) == default_lr(100) == 0.004
+    assert scheme_lr("pre-ln", **shape) == default_lr(100) == 0.008
+    assert scheme_lr("gpt-qknorm", **shape) == 0.004 and scheme_lr("spheret", **shape) == 0.016
     assert scheme_lr("ngpt", **shape) == scheme_lr("ngpt:alpha=0.02", **shape) == 0.024
     assert [scheme_lr("angpt", n_embd=100, n_layer=n) for n in (2, 6, 24)] == [0.016, 0.008, 0.002]

@@ -305,8 +305,10 @@ def displacement(h: Tensor, entry: Tensor) -> Tensor:
     """The part of ``h`` that is tangent to the sphere at ``entry``, the direction in which a token has moved; both
     (..., d), the result in the dtype of ``h``."""
     dtype = compute_dtype(h, entry)
-    found = rows(entry.to(dtype), h.to(dtype), 1.0)
-    return (found.b * found.z).to(h.dtype)
+    x, start = h.to(dtype), entry.to(dtype)
+    # Both lie on the learned sphere, so neither scaling nor a second projection is needed, as in the connections.
+    along = (x * start).sum(-1, keepdim=True) / (start * start).sum(-1, keepdim=True).clamp_min(1e-30)
+    return torch.addcmul(x, along, start, value=-1).to(h.dtype)
 
 
 class ProjSpheretNorm(SpheretNorm):
