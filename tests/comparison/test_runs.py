@@ -139,7 +139,7 @@ def test_schemes_have_their_own_rates_where_none_are_given() -> None:
     assert [spec.lr for spec in tuning_runs(config, "ngpt", 257, "f")] == [0.012, 0.024, 0.048, 0.096]
     assert "--lrs" not in config.command()  # given there, they would be the same for both
     wider = dataclasses.replace(config, n_embd=200)
-    assert wider.rates("proj") == (0.001, 0.002, 0.004)
+    assert wider.rates("proj") == (0.004, 0.008, 0.016, 0.032)
     given = dataclasses.replace(config, lrs=(0.002, 0.004, 0.008))
     assert given.rates("ngpt") == given.lrs and "--lrs" in given.command()
 
