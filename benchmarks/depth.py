@@ -1,6 +1,6 @@
 """Which scheme is best at 12, 24 and 48 layers, each at its own best learning rate: benchmarks/results/depth/table.md.
 
-python benchmarks/depth.py [12 24]   # trains two runs at a time, half an hour on two cores; resumes where it stopped
+python benchmarks/depth.py [12 24]   # trains two runs at a time, an hour on two cores; resumes where it stopped
 python benchmarks/depth.py --table   # only the table, from the committed results
 """
 
@@ -18,8 +18,8 @@ from spheret.training.run_folder import read_json
 RESULTS = Path(__file__).parent / "results" / "depth"
 SCHEMES = ("pre-ln", "peri-ln", "post-ln", "keel", "geonorm", "spheret")
 DEPTHS = (12, 24, 48)
-RATES = ("0.00625", "0.0125", "0.025", "0.05")  # 0.4/d to 3.2/d
-# So small that two cores train all 162 runs in half an hour. This shows only the start of training.
+RATES = ("0.003125", "0.00625", "0.0125", "0.025", "0.05")  # 0.2/d to 3.2/d
+# So small that two cores train all 180 runs in an hour. This shows only the start of training.
 SHAPE = ("--n-embd", "64", "--n-head", "2", "--steps", "200", "--batch-size", "4", "--eval-interval", "50")
 SHAPE += ("--eval-windows", "64", "--seeds", "5", "--all-pairs")
 

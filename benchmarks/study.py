@@ -87,6 +87,7 @@ class Study:
 
 UNIFORM = {"qkv_lr": 1.0, "mlp_out_lr": 1.0}
 SLOW_QKV = {"qkv_lr": 0.25, "mlp_out_lr": 1.0}
+SLOW_BOTH = {"qkv_lr": 0.25, "mlp_out_lr": 0.25}
 OLD = "alpha={1/L},decay=none,alpha-lr=0.05"
 STUDIES: dict[StudyName, Study] = {
     "default-range": Study(
@@ -101,8 +102,8 @@ STUDIES: dict[StudyName, Study] = {
             for words, settings in (
                 ("one rate for all", UNIFORM),
                 ("qkv 1/4", SLOW_QKV),
-                ("qkv and MLP out 1/4", {}),
-                ("the same and QK norm", {"qk_norm": "rms"}),
+                ("qkv and MLP out 1/4", SLOW_BOTH),
+                ("the same and QK norm", SLOW_BOTH | {"qk_norm": "rms"}),
             )
         },
         (0.4, 0.8, 1.6, 3.2),

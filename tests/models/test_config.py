@@ -143,4 +143,6 @@ def test_a_scheme_that_is_only_a_connection_asks_for_nothing() -> None:
     for name in ("pre-ln", "proj"):
         scheme = parse_scheme(name)
         assert scheme.model_options(16, 8) == parse_scheme("post-ln").model_options(64, 32)
-        assert scheme.training(6) == TrainingDefaults(lr_factor=2.0 if name == "proj" else 1.0)
+        assert scheme.training(6) == (
+            TrainingDefaults(lr_factor=2.0, mlp_out_lr=0.25) if name == "proj" else TrainingDefaults()
+        )

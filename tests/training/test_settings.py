@@ -81,7 +81,9 @@ def test_a_scheme_s_own_decay_and_warmup_are_defaults() -> None:
         "angpt": (0.0, 0),
     }
     factors = {s: (c.qkv_lr, c.mlp_out_lr) for s, c in decays.items()}
-    assert factors["pre-ln"] == (0.25, 0.25) and factors["ngpt"] == (1, 1)
+    assert factors["pre-ln"] == (0.25, 1) and factors["ngpt"] == (1, 1)
+    sphere = settings.train_config("proj", lr=1e-3, seed=1, vocab_size=257)
+    assert (sphere.qkv_lr, sphere.mlp_out_lr) == (0.25, 0.25)
     slower = dataclasses.replace(settings, qkv_lr=0.1, mlp_out_lr=1.0)
     asked = slower.train_config("pre-ln", lr=1e-3, seed=1, vocab_size=257)
     assert (asked.qkv_lr, asked.mlp_out_lr) == (0.1, 1.0)

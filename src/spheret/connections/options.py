@@ -123,12 +123,11 @@ class TrainingDefaults:
         qkv_lr: factor on the learning rate of the projections to queries, keys and values. Adam moves queries and keys
             together, and the attention scores are their product, so at one common rate they limit every scheme's range
             of learning rates (docs/log-training.md).
-        mlp_out_lr: the same for the MLPs' last projections. They sum over 4d inputs where the other matrices sum over
-            d, and Adam moves each weight by the learning rate.
+        mlp_out_lr: factor on the learning rate of the MLPs' last projections, which sum over 4d inputs.
     """
 
     weight_decay: float | None = None
     warmup: float | None = None
     lr_factor: float = 1.0
     qkv_lr: float = 0.25
-    mlp_out_lr: float = 0.25
+    mlp_out_lr: float = 1.0

@@ -461,7 +461,9 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     def summary(self) -> str:
         """One line about this exponent, since the members of the family differ in nothing else."""
         if self.p == AUTO:
-            return "p-SpheretNorm with p = 4/L, at most 1/6: no sublayer of L blocks turns the state by more than 2 pi/L"
+            return (
+                "p-SpheretNorm with p = 4/L, at most 1/6: no sublayer of L blocks turns the state by more than 2 pi/L"
+            )
         if isinstance(self.p, str):
             where = "one p for the model" if self.p == LEARN else "a p for every connection"
             start = "4/L, at most 1/6" if self.p_start is None else f"{self.p_start:g}"
@@ -535,4 +537,4 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         return InitRule(embedding_std=tied_embedding_std(dim, self.embedding_gain), gain=self.gain)
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        return TrainingDefaults(lr_factor=2.0)
+        return TrainingDefaults(lr_factor=2.0, mlp_out_lr=0.25)

@@ -74,7 +74,7 @@ class RunSettings:
     qkv_lr: float | None = None
     """Factor on the learning rate of queries, keys and values. If not given: what the scheme sets, else 0.25."""
     mlp_out_lr: float | None = None
-    """Factor on the learning rate of the MLPs' last projections. If not given: what the scheme sets, else 0.25."""
+    """Factor on the learning rate of the MLPs' last projections. If not given: what the scheme sets, else 1."""
     weight_decay: float | None = None
     """Decoupled weight decay of the weight matrices. If not given: what the scheme sets, else 0.1."""
     beta1: float = TrainConfig.beta1
