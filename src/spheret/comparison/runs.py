@@ -44,7 +44,7 @@ class CompareConfig(RunSettings):
     sweep: str | None = None
     """Add schemes that differ in one option, [SCHEME:]OPTION=V1,V2,...: p=0.1,1,inf (of spheret), keel:alpha=4,8."""
     lrs: tuple[float, ...] = ()
-    """Peak learning rates to try for each scheme. If not given: 0.4/d to 3.2/d in steps of 2, times the scheme's factor."""
+    """Peak learning rates to try for each scheme. If not given: 0.4/d, 0.8/d, 1.6/d and 3.2/d, times its own factor."""
     seeds: int = 3
     """Reported runs per scheme, at its best learning rate. Fewer than 2 give no verdict."""
     out: Path = Path("runs/compare")
