@@ -9,14 +9,14 @@ the blocks from 1. For p > 2 a large step can rotate past the antipode.
 
 The paper does not specify the start of alpha, its parametrisation, the initial weight scale or the final norm. The
 defaults here were chosen by measurement (docs/log-training.md), so that one learning rate, a number over the width,
-serves every depth: alpha starts at 1/L, at most 1/24, in every sublayer (no decay) and learns slowly, and the head reads how far the
-state has moved away from the token's embedding. ``preset=paper`` is the closest reading of the paper's text.
+serves every depth: alpha starts at 1/L, at most 1/24, in every sublayer (no decay) and learns slowly, and the head
+reads how far the state has moved away from the token's embedding. ``preset=paper`` is the closest reading of the
+paper's text.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -25,18 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream, counts_from_zero
-from spheret.connections.learned import LearnedExponent, Radius, StepSize, check_start
-from spheret.connections.norms import build_norm
+from spheret.connections.learned import LearnedExponent, StepSize, check_start
 from spheret.connections.options import InitRule, TrainingDefaults, tied_embedding_std
+from spheret.connections.sphere_stream import FinalNorm, HeadInput, SphereStream
 from spheret.geometry import LOG_P_RANGE, compute_dtype, cos_and_sinc, norm, rows
 from spheret.kernels import rotate, scale_norm
 
 AlphaForm = Literal["raw", "softplus"]
 Count = Literal["block", "sublayer"]
 Decay = Literal["inv-sqrt", "inv", "none"]
-FinalNorm = Literal["layernorm", "none"]
 UpdateNorm = Literal["none", "rms"]
-HeadInput = Literal["state", "displacement"]
 AUTO, LEARN, LEARN_PER_LAYER = "auto", "learn", "learn-per-layer"
 ALPHA_LR = 0.05
 """Factor on the learning rate of alpha. At the full rate, one step moves an alpha of 1/L by a tenth and more."""
@@ -256,61 +254,6 @@ def add_and_project(h: Tensor, f: Tensor, *, alpha: Tensor, p: float | Tensor, r
     return scale_norm(moved, norm(x.double()) if radius is None else radius).to(dtype)
 
 
-class SphereStream(Stream):
-    """The stream on a sphere: ScaleNorm after the embedding, a norm (or none) before the head.
-
-    ``enter`` is ``g x / |x|``, ScaleNorm (arXiv 1910.05895) applied once. arXiv 2608.02668 calls it the "modified
-    ScaleNorm in the first layer".
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        learn_radius: bool = True,
-        final_norm: FinalNorm = "layernorm",
-        exponent: LearnedExponent | None = None,
-        learns_exponents: bool = False,
-        head_input: HeadInput = "state",
-    ) -> None:
-        super().__init__()
-        self.learns_exponents, self.head_input = learns_exponents, head_input
-        self.radius = Radius(dim, learn_radius)
-        self.exponent = exponent  # the one exponent that all connections of a model share, or None
-        self.final_norm = build_norm(final_norm, dim)
-
-    def enter(self, h: Tensor) -> Tensor:
-        return scale_norm(h, self.radius()).to(h.dtype)
-
-    def exit(self, h: Tensor, entry: Tensor | None = None) -> Tensor:
-        if self.head_input == "displacement":
-            if entry is None:
-                warnings.warn(
-                    "stream.exit(h) without an entry: the head reads the state instead of its displacement; give what "
-                    "stream.enter returned too, stream.exit(h, entry), or set head-input=state",
-                    stacklevel=2,
-                )
-            else:
-                h = displacement(h, entry)
-        return h if self.final_norm is None else self.final_norm(h)
-
-    def after_step(self, model: nn.Module) -> None:
-        """Clamp learned exponents that have left their range."""
-        for module in model.modules() if self.learns_exponents else ():
-            if isinstance(module, LearnedExponent):
-                module.bound()
-
-
-def displacement(h: Tensor, entry: Tensor) -> Tensor:
-    """The part of ``h`` that is tangent to the sphere at ``entry``, the direction in which a token has moved; both
-    (..., d), the result in the dtype of ``h``."""
-    dtype = compute_dtype(h, entry)
-    x, start = h.to(dtype), entry.to(dtype)
-    # Both lie on the learned sphere, so neither scaling nor a second projection is needed, as in the connections.
-    along = (x * start).sum(-1, keepdim=True) / (start * start).sum(-1, keepdim=True).clamp_min(1e-30)
-    return torch.addcmul(x, along, start, value=-1).to(h.dtype)
-
-
 class ProjSpheretNorm(SpheretNorm):
     """p = 1: the metric (gnomonic) projection. Arguments as for :class:`SpheretNorm`; defaults of ``proj``."""
 
@@ -390,8 +333,8 @@ class SpheretScheme(Scheme):
     """Options of ``spheret:...``.
 
     Attributes:
-        p: the exponent: auto (4/L, at most 1/6), a number in (0, inf], learn (one for the model) or learn-per-layer (one for every
-            connection).
+        p: the exponent: auto (4/L, at most 1/6), a number in (0, inf], learn (one for the model) or learn-per-layer
+            (one for every connection).
         p_start: initial value of a learned exponent; by default that of p=auto.
         alpha: initial step size; by default 1/L, at most 1/24.
         first_alpha: initial step size in the first block; by default as in the others.
