@@ -97,5 +97,6 @@ def test_learning_rates_have_the_scheme_s_factor() -> None:
     shape = {"n_embd": 100, "n_layer": 6}
     assert scheme_lr("pre-ln", **shape) == default_lr(100) == 0.008
     assert scheme_lr("gpt-qknorm", **shape) == 0.004 and scheme_lr("spheret", **shape) == 0.016
+    assert scheme_lr("proj:preset=paper", **shape) == scheme_lr("proj:decay=inv-sqrt", **shape) == 0.008
     assert scheme_lr("ngpt", **shape) == scheme_lr("ngpt:alpha=0.02", **shape) == 0.024
     assert [scheme_lr("angpt", n_embd=100, n_layer=n) for n in (2, 6, 24)] == [0.016, 0.008, 0.002]

@@ -4,8 +4,8 @@ r"""p-SpheretNorm: rotate the hidden state towards the tangent part of the updat
     theta = p arctan(beta/p),   h' = cos(theta) h + sin(theta) |h| w/|w|
 
 p = 1 is Proj-SpheretNorm (metric projection), p = 2 Cay-SpheretNorm (Cayley transform), p = inf GeoNorm. ``|h|`` does
-not change: a ScaleNorm with one learned radius sets it once, after the embedding. lambda_l = 1/sqrt(l), where l counts
-the blocks from 1. For p > 2 a large step can rotate past the antipode.
+not change: a ScaleNorm with one learned radius sets it once, after the embedding. The paper's lambda_l is 1/sqrt(l),
+where l counts the blocks from 1; the default is 1. For p > 2 a large step can rotate past the antipode.
 
 The paper does not specify the start of alpha, its parametrisation, the initial weight scale or the final norm. The
 defaults here were chosen by measurement (docs/log-training.md), so that one learning rate, a number over the width,
@@ -480,4 +480,6 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
         return InitRule(embedding_std=tied_embedding_std(dim, self.embedding_gain), gain=self.gain)
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        return TrainingDefaults(lr_factor=2.0, mlp_out_lr=0.25)
+        # Larger steps, as those of preset=paper, and a head that reads the state want lower learning rates.
+        steady = self.alpha is None and self.decay == "none" and self.head_input == "displacement"
+        return TrainingDefaults(lr_factor=2.0 if steady else 1.0, mlp_out_lr=0.25)
