@@ -34,7 +34,7 @@ def test_a_plan_at_100_columns(spheret: Any) -> None:
     assert code == 0 and not err
     assert max(map(len, out.splitlines())) <= 100
     cost = run_cost(recipe("cpu-demo", scheme="pre-ln").train_config())
-    assert "76,800 tokens = 150 steps of 4 x 128" in out
+    assert "102,400 tokens = 200 steps of 8 x 64" in out
     assert re.search(
         rf"pre-ln +{cost.parameters:,} +{scientific(cost.flops_per_token)} +{scientific(cost.flops)} ", out
     )
@@ -75,7 +75,7 @@ def test_train_takes_a_recipe_and_flags_that_win(spheret: Any, corpus: Path) -> 
     code, _, err = spheret(f"train {flags} --recipe cpu-demo --scheme cay --out run")
     assert code == 0 and not err
     config = json.loads(Path("run/config.json").read_text())
-    assert config["model"]["n_layer"] == 1 and config["model"]["n_embd"] == 128 and config["steps"] == 2
+    assert config["model"]["n_layer"] == 1 and config["model"]["n_embd"] == 64 and config["steps"] == 2
     assert config["model"]["scheme"] == "cay" and config["device"] == "cpu"
 
 

@@ -37,7 +37,7 @@ def test_the_saturation_of_a_sphere_is_its_angle_over_the_largest_that_p_allows(
 
 
 def test_a_sphere_tells_its_step_and_exponent() -> None:
-    model = build("spheret:p=learn-per-layer,p-start=0.5,alpha=0.25")
+    model = build("spheret:p=learn-per-layer,p-start=0.5,alpha=0.25,decay=inv-sqrt")
     with torch.no_grad():
         model.blocks[1].mlp_connection.step.weight.fill_(0.75)
     measured = probe(model, batch()[0])
