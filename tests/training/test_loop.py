@@ -67,6 +67,16 @@ def test_a_run_learns_and_its_folder_tells_the_story(finished: tuple[TrainConfig
     assert {"tokens", "loss", "grad_norm", "tokens_per_s", "elapsed_s"} <= set(lines[0])
 
 
+def test_each_evaluation_measures_the_connections_once(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last evaluation serves diagnostics.json too: measuring twice would cost more than 1% of a short run."""
+    measured, probe = [], Run.probe
+    monkeypatch.setattr(Run, "probe", lambda run, state: measured.append(state.step) or probe(run, state))
+    train(tiny("spheret:p=1", steps=5, eval_interval=2), tmp_path / "run", dataset=dataset)
+    assert measured == [2, 4, 5]
+
+
 def test_the_initial_loss_is_near_that_of_a_uniform_guess(finished: tuple[TrainConfig, Path]) -> None:
     assert read_metrics(finished[1])[0]["loss"] == pytest.approx(math.log(257), rel=0.25)
 

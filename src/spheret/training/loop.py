@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,6 +68,13 @@ PROBE_WINDOWS = 4
 """Validation windows for the diagnostics: means over this many tokens are steady enough."""
 TRACKED = ("alpha", "p", "angle_deg", "saturation", "skip_gain")
 """Diagnostics that metrics.jsonl has at every evaluation, one list each with an entry per connection."""
+
+
+class Measured(NamedTuple):
+    """What an evaluation finds: the validation loss, and the diagnostics of every connection."""
+
+    evaluation: Evaluation
+    diagnostics: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,10 @@ class Run:
         """The diagnostics of every connection on the first validation windows."""
         with self.precision:
             return dict(probe(state.model, to_device(self.validation.x[:PROBE_WINDOWS], self.device)))
+
+    def measure(self, state: TrainState) -> Measured:
+        """The loss and the diagnostics of one state."""
+        return Measured(self.evaluate(state), self.probe(state))
 
 
 def train(
@@ -198,8 +209,8 @@ def train(
                 on_resume(checkpoint)
         try:
             with MetricsLog(out, keep_through=state.step) as log:
-                evaluation = train_steps(run, state, log, stop, on_log)
-            return conclude(run, state, evaluation)
+                ending = train_steps(run, state, log, stop, on_log)
+            return conclude(run, state, ending)
         except KeyboardInterrupt as interruption:
             write_result(run, state, "interrupted", str(interruption) or "interrupted")
             raise
@@ -207,8 +218,8 @@ def train(
 
 def train_steps(
     run: Run, state: TrainState, log: MetricsLog, stop: StopSignals, on_log: OnLog | None = None
-) -> Evaluation | None:
-    """Train from `state.step` to the last step, divergence or a signal; returns the evaluation after the last step."""
+) -> Measured | None:
+    """Train from `state.step` to the last step, divergence or a signal; returns what was measured after the last."""
     config, model = run.config, state.model.train()
     forward: Forward = model
     if wants_compile(config.compile, run.device):
@@ -228,16 +239,13 @@ def train_steps(
 
         lost = config.on_divergence == "stop" and divergence(state) is not None
         last = lost or state.step == config.total_steps
-        evaluation = run.evaluate(state) if last or _due(state.step, config.eval_interval) else None
-        connections = None if evaluation is None else run.probe(state)
+        measured = run.measure(state) if last or _due(state.step, config.eval_interval) else None
         # The first step is always logged, so that a progress display has something to show at once.
-        if step == 0 or event or evaluation or _due(state.step, config.log_interval):
+        if step == 0 or event or measured or _due(state.step, config.log_interval):
             speed = (state.step - logged_step) * config.tokens_per_step / (state.seconds - logged_seconds)
             logged_step, logged_seconds = state.step, state.seconds
-            measured = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_s": speed}
-            record = metrics_record(run, state, measured, evaluation, event)
-            if connections is not None:
-                record["connections"] = {key: connections[key] for key in TRACKED if key in connections}
+            trained = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_s": speed}
+            record = metrics_record(run, state, trained, measured, event)
             log.write(record)
             if on_log is not None:
                 with stop.listening():
@@ -246,16 +254,15 @@ def train_steps(
         if _due(state.step, config.checkpoint_interval) or (stop.received and config.checkpoint_interval):
             save_checkpoint(run.folder, state, config, run.dataset.fingerprint)
         if last:
-            return evaluation
+            return measured
         stop.raise_if_received()
     # Reached only by a run that was resumed after its last step.
     return None
 
 
-def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunResult:
-    """Write diagnostics, checkpoint and, last, run.json; evaluate first if `evaluation` is None."""
-    evaluation = evaluation or run.evaluate(state)
-    diagnostics = run.probe(state)
+def conclude(run: Run, state: TrainState, measured: Measured | None) -> RunResult:
+    """Write diagnostics, checkpoint and, last, run.json; measure first if `measured` is None."""
+    evaluation, diagnostics = measured or run.measure(state)
     write_json(run.folder / DIAGNOSTICS, diagnostics)
     if run.config.save_final or run.config.checkpoint_interval > 0:
         save_checkpoint(run.folder, state, run.config, run.dataset.fingerprint)
@@ -266,19 +273,22 @@ def conclude(run: Run, state: TrainState, evaluation: Evaluation | None) -> RunR
 
 
 def metrics_record(
-    run: Run, state: TrainState, measured: dict[str, float], evaluation: Evaluation | None, event: Event | None
+    run: Run, state: TrainState, trained: dict[str, float], measured: Measured | None, event: Event | None
 ) -> dict[str, Any]:
-    """One record of metrics.jsonl: counters, `measured`, and the evaluation and the event if there are any."""
+    """One record of metrics.jsonl: counters, `trained`, and what was measured and the event if there are any."""
     record: dict[str, Any] = {
         "step": state.step,
         "tokens": state.step * run.config.tokens_per_step,
-        **measured,
+        **trained,
         "elapsed_s": state.seconds,
         "skipped": state.skipped,
     }
     if event is not None:
         record |= {"event": event.kind, "event_message": event.message}
-    return record | _evaluation_record(evaluation)
+    if measured is None:
+        return record
+    connections = {key: measured.diagnostics[key] for key in TRACKED if key in measured.diagnostics}
+    return record | _evaluation_record(measured.evaluation) | {"connections": connections}
 
 
 def write_result(
