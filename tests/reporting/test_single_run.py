@@ -12,7 +12,9 @@ from builders import TINY, data_config
 from spheret.cli.compare import ReportCommand, run_report
 from spheret.models import GPTConfig
 from spheret.reporting import is_run, load_run, outcome_lines, run_rows, write_run_report
-from spheret.reporting.single_run import single_run_plots
+from spheret.reporting.depth import LAYER_METRICS, over_depth
+from spheret.reporting.single_run import alone, single_run_plots
+from spheret.reporting.style import Plot, looks, styled
 from spheret.training import TrainConfig, train
 
 
@@ -47,17 +49,64 @@ def test_every_quantity_of_a_connection_is_drawn_over_training_and_over_depth(ru
     plots = {plot.key: plot for plot in single_run_plots(load_run(run))}
     over_training = {f"{key}_over_training" for key in ("angle_deg", "saturation", "alpha", "p", "skip_gain")}
     assert {"losses", "steps"} | over_training | {"angle_deg", "saturation", "alpha", "p", "skip_gain"} <= set(plots)
-    measured = load_run(run).diagnostics["angle_deg"]
-    assert f"spheret:p=learn-per-layer {sum(measured):.0f}." in plots["angle_deg"].caption
+    measured = load_run(run).diagnostics
+    turn, most = sum(measured["angle_deg"]), 90 * sum(measured["p"])
+    assert f"spheret:p=learn-per-layer {turn:.0f} of at most {most:.0f}." in plots["angle_deg"].caption
     assert "seed" not in plots["angle_deg"].caption + plots["p_over_training"].caption
 
 
-def test_a_fixed_exponent_is_not_drawn_over_training(run: Path) -> None:
+def over_depth_plot(run: Path, key: str) -> Plot:
+    """One figure only, because drawing all of them takes seconds."""
+    comparison = alone(load_run(run))
+    (metric,) = [metric for metric in LAYER_METRICS if metric.key == key]
+    with styled():
+        plot = over_depth(comparison, metric, looks([entry["scheme"] for entry in comparison.results["schemes"]]))
+    assert plot is not None
+    return plot
+
+
+def lines(run: Path, key: str) -> list[list[tuple[list[float], list[float]]]]:
+    """Of each panel of a figure over depth, x and y of every line."""
+    plot = over_depth_plot(run, key)
+    return [[(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] for axes in plot.figure.axes]
+
+
+def change(run: Path, **lists: list[float | None]) -> None:
+    """Replace lists of the connections in every record of metrics.jsonl that has them."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in records:
         if "connections" in record:
-            record["connections"]["p"] = [0.5] * 4
+            record["connections"] |= lists
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_attention_and_mlp_have_a_panel_each_with_first_last_and_cap(run: Path) -> None:
+    found = [m["connections"] for m in load_run(run).metrics if "connections" in m]
+    first, last = found[0], found[-1]
+    change(run, p=[0.1] * 4)
+    for panel, start in zip(lines(run, "angle_deg"), (0, 1), strict=True):
+        drawn = (first["angle_deg"][start::2], last["angle_deg"][start::2], [9.0, 9.0])
+        assert panel == [([1.0, 2.0], pytest.approx(values)) for values in drawn]
+    assert len(lines(run, "hidden_norm")) == 1
+
+
+def test_caps_far_above_the_angles_are_named_or_leave_the_figure(run: Path) -> None:
+    def angles() -> Plot:
+        return over_depth_plot(run, "angle_deg")
+
+    change(run, angle_deg=[1.0, 2.0, 2.0, 1.0], p=[1.0] * 4)
+    plot = angles()
+    assert "lies above the figure for spheret:p=learn-per-layer 90." in plot.caption and "Dotted" not in plot.caption
+    assert plot.figure.axes[0].get_ylim()[1] < 3
+    for lowest, scale in ((2.0, "linear"), (0.1, "log")):
+        change(run, angle_deg=[lowest, 2.0, None, lowest], p=[0.1, 0.1, 1.0, None])
+        plot = angles()
+        assert "Dotted" in plot.caption and plot.figure.axes[0].get_yscale() == scale
+        assert [axes.get_ylim()[1] for axes in plot.figure.axes] == [12, 12]
+
+
+def test_a_fixed_exponent_is_not_drawn_over_training(run: Path) -> None:
+    change(run, p=[0.5] * 4)
     assert "p_over_training" not in {plot.key for plot in single_run_plots(load_run(run))}
 
 
@@ -68,6 +117,8 @@ def test_page_rows_and_figures_of_a_finished_run(run: Path, tmp_path: Path) -> N
         assert words in page
     assert (tmp_path / "figures" / "saturation_over_training.png").stat().st_size > 1000
     rows = dict(run_rows(load_run(run)))
+    assert rows["validation loss"] == f"{final['val_loss']:.4f} ± {final['val_se']:.4f} nats/token"
+    assert rows["events"] == "none" and rows["lowest validation loss"].endswith("at step 12")
     assert rows["scheme"] == "spheret:p=learn-per-layer" and rows["tokens"] == f"{12 * 4 * 8:,}"
 
 
@@ -76,6 +127,21 @@ def test_a_run_that_has_not_ended_says_so(run: Path) -> None:
     (run / "diagnostics.json").unlink()
     page = write_run_report(run).read_text(encoding="utf-8")
     assert "The run has not ended: step 12 of 12." in page and "Loss during training" in page
+    assert "Rotation by each sublayer" in page, "metrics.jsonl has it too"
+
+
+def test_a_run_that_has_not_ended_has_the_loss_of_its_last_evaluation_and_its_events(run: Path) -> None:
+    records = load_run(run).metrics[:8]
+    (run / "run.json").unlink()
+    records[3] |= {"event": "spike"}
+    records[7] |= {"event": "spike", "skipped": 1}
+    for record, loss in zip((r for r in records if "val_loss" in r), (2.5, 2.75), strict=True):
+        record |= {"val_loss": loss, "val_se": 0.0125}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows = dict(run_rows(load_run(run)))
+    assert rows["validation loss"] == "2.7500 ± 0.0125 nats/token at step 6"
+    assert rows["lowest validation loss"] == "2.5000 nats/token at step 3"
+    assert rows["events"] == "2 loss spikes (steps 4, 8); 1 step skipped for gradients that were not finite"
 
 
 def test_a_diverged_run_names_its_last_loss(run: Path) -> None:

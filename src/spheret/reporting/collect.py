@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spheret.comparison.runs import RESULTS_NAME
+from spheret.comparison.statistics import has_finished
 from spheret.training.run_folder import CONFIG, DIAGNOSTICS, RUN, read_json, read_metrics
 
 
@@ -29,6 +31,16 @@ class ComparisonFolder:
     results: dict[str, Any]
     runs: dict[str, RunFolder] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether a scheme was run with several seeds."""
+        return any(len(entry["runs"]) > 1 for entry in self.results["schemes"])
+
+    def finished(self, entry: Mapping[str, Any]) -> list[RunFolder]:
+        """The folders of the runs of `entry`, a scheme of the results, that finished."""
+        named = [run["run"] for run in entry["runs"] if has_finished(run)]
+        return [self.runs[name] for name in named if name in self.runs]
 
 
 def load_results(folder: Path) -> dict[str, Any]:

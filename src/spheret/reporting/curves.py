@@ -1,77 +1,26 @@
-"""The figures drawn from run folders: loss curves, the connections during training, the stream layer by layer."""
+"""The figures drawn from run folders over training: loss curves, and the connections at every evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from spheret.comparison.statistics import has_finished
-from spheret.reporting.collect import ComparisonFolder, RunFolder
-from spheret.reporting.style import Look, Plot, legend_below, looks, new_figure, render, styled
-
-Points = list[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class LayerMetric:
-    """One list of diagnostics.json, and how it is shown."""
-
-    key: str
-    title: str
-    axis: str
-    caption: str
-
-
-LAYER_METRICS = (
-    LayerMetric(
-        "hidden_norm",
-        "Size of the hidden state",
-        "mean |h| / sqrt(d)",
-        "After each sublayer, at the end of training. If the size is constant, the hidden state stays on its sphere.",
-    ),
-    LayerMetric(
-        "angle_deg",
-        "Rotation by each sublayer",
-        "angle between h and h' (degrees)",
-        "How far each sublayer turns the hidden state, at the end of training.",
-    ),
-    LayerMetric(
-        "saturation",
-        "How near each sublayer comes to its largest angle",
-        "theta / (p 90 degrees)",
-        "The angle as a share of the largest that p allows, at the end of training. At 1, the exponent p limits how "
-        "far an update turns the hidden state; near 0, p changes nothing. It is 0 at p = inf.",
-    ),
-    LayerMetric(
-        "alpha",
-        "Step size of each sublayer",
-        "alpha",
-        "The learned step size, without the constant of the layer, at the end of training.",
-    ),
-    LayerMetric("p", "Exponent of each sublayer", "p", "The exponent at the end of training."),
-    LayerMetric(
-        "token_cosine",
-        "Similarity of different tokens",
-        "mean cosine between tokens",
-        "Mean cosine between the hidden states of different positions. Near 1, all tokens look the same to the model.",
-    ),
-    LayerMetric(
-        "skip_gain",
-        "Gain of the skip path",
-        "gain of the skip path",
-        "The factor with which each connection passes on the hidden state, and the gradient.",
-    ),
-    LayerMetric(
-        "update_ratio",
-        "Size of the update",
-        "|update| / |h|",
-        "Norm of each sublayer's output relative to the hidden state, before the scheme scales or projects it.",
-    ),
+from spheret.reporting.collect import ComparisonFolder
+from spheret.reporting.depth import Points, depth_plots
+from spheret.reporting.style import (
+    Look,
+    Plot,
+    legend_below,
+    log_scale,
+    looks,
+    new_figure,
+    render,
+    styled,
+    token_formatter,
 )
-
 
 # Lists of metrics.jsonl with an entry per connection, and how they are shown over training.
 TRACKED = (
@@ -89,7 +38,7 @@ def run_plots(comparison: ComparisonFolder) -> list[Plot]:
     with styled():
         drawn = [_loss_curves(comparison, styles)]
         drawn += [_over_training(comparison, *tracked, styles) for tracked in TRACKED]
-        drawn += [_layers(comparison, metric, styles) for metric in LAYER_METRICS]
+        drawn += depth_plots(comparison, styles)
     return [plot for plot in drawn if plot is not None]
 
 
@@ -200,7 +149,7 @@ def _over_training(
     bands = {}
     for entry in comparison.results["schemes"]:
         # One seed: over several, the band would mix the spread of seeds with that of the connections.
-        folder = next(iter(_finished_folders(comparison, entry)), None)
+        folder = next(iter(comparison.finished(entry)), None)
         if folder is not None and len(points := _spread(folder.metrics, key)) > 1:
             bands[entry["scheme"]] = points
     if key == "p":  # a fixed exponent is no news
@@ -216,7 +165,7 @@ def _over_training(
         handles.append((line, scheme))
     values = [y for points in bands.values() for point in points for y in point[1:]]
     if min(values) > 0 and max(values) > 20 * min(values):
-        _log_scale(axes)
+        log_scale(axes)
     axes.set_xlim(0, 1.015 * max(points[-1][0] for points in bands.values()))
     axes.set_xlabel("training tokens")
     axes.xaxis.set_major_formatter(token_formatter())
@@ -228,7 +177,7 @@ def _over_training(
         key=f"{key}_over_training",
         title=title,
         caption="At every evaluation"
-        + (" of the first seed that finished" if _has_seeds(comparison) else "")
+        + (" of the first seed that finished" if comparison.has_seeds else "")
         + ". Line: median over the connections; band: from the smallest to the largest.",
         alt=f"{title}, median over connections: {ends}.",
     )
@@ -243,104 +192,3 @@ def _spread(metrics: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float,
         if values:
             points.append((float(record["tokens"]), min(values), median(values), max(values)))
     return points
-
-
-def _layers(comparison: ComparisonFolder, metric: LayerMetric, styles: Mapping[str, Look]) -> Plot | None:
-    profiles = {
-        entry["scheme"]: _mean_profile(_finished_folders(comparison, entry), metric.key)
-        for entry in comparison.results["schemes"]
-    }
-    profiles = {scheme: profile for scheme, profile in profiles.items() if profile}
-    if not profiles:
-        return None
-    figure, axes = new_figure(2.7)
-    handles = []
-    for scheme, profile in profiles.items():
-        look = styles[scheme]
-        (line,) = axes.plot(
-            *zip(*profile, strict=True), color=look.color, linestyle=look.dash, marker=look.marker, ms=3.2
-        )
-        handles.append((line, scheme))
-    values = [y for profile in profiles.values() for _, y in profile]
-    caption = metric.caption
-    if metric.key == "angle_deg":
-        capped = _caps(axes, comparison, styles, 3 * max(values))
-        caption += _turn_words(profiles) + (" Dotted: the largest angle that p allows." if capped else "")
-    if min(values) > 0 and max(values) > 20 * min(values):
-        _log_scale(axes)
-    elif max(values) - min(values) < 0.02 * abs(max(values)):
-        middle = (max(values) + min(values)) / 2  # show a flat profile as flat, and do not magnify its rounding
-        axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("layer (attention, then MLP)")
-    axes.set_ylabel(metric.axis)
-    legend_below(figure, handles)
-    ends = "; ".join(
-        f"{scheme} from {profile[0][1]:.3g} to {profile[-1][1]:.3g}" for scheme, profile in profiles.items()
-    )
-    return render(
-        figure,
-        key=metric.key,
-        title=metric.title,
-        caption=caption + (" Mean over the seeds that finished." if _has_seeds(comparison) else ""),
-        alt=f"{metric.title} by layer, first to last sublayer: {ends}.",
-    )
-
-
-def _caps(axes: Any, comparison: ComparisonFolder, styles: Mapping[str, Look], highest: float) -> bool:
-    """Draw ``p 90`` degrees, the largest angle of each connection, where it is not far above the angles."""
-    drawn = False
-    for entry in comparison.results["schemes"]:
-        exponents = _mean_profile(_finished_folders(comparison, entry), "p")
-        if exponents and max(90 * p for _, p in exponents) <= highest:
-            look, points = styles[entry["scheme"]], [(x, 90 * p) for x, p in exponents]
-            axes.plot(*zip(*points, strict=True), color=look.color, linestyle=(0, (1, 1.5)), linewidth=1)
-            drawn = True
-    return drawn
-
-
-def _turn_words(profiles: Mapping[str, Points]) -> str:
-    sums = ", ".join(f"{scheme} {sum(y for _, y in profile):.0f}" for scheme, profile in profiles.items())
-    return f" Sum over all sublayers, in degrees: {sums}."
-
-
-def _has_seeds(comparison: ComparisonFolder) -> bool:
-    return any(len(entry["runs"]) > 1 for entry in comparison.results["schemes"])
-
-
-def _finished_folders(comparison: ComparisonFolder, entry: Mapping[str, Any]) -> list[RunFolder]:
-    named = [run["run"] for run in entry["runs"] if has_finished(run)]
-    return [comparison.runs[name] for name in named if name in comparison.runs]
-
-
-def _mean_profile(folders: Sequence[RunFolder], key: str) -> Points:
-    """(layer, mean over runs) of the finite values.
-
-    Layers count from 1. The attention sublayer of layer l is at l - 0.5 and its MLP at l.
-    """
-    columns: dict[float, list[float]] = {}
-    for folder in folders:
-        values, layers = folder.diagnostics.get(key), folder.diagnostics.get("layer")
-        if not isinstance(values, list) or not isinstance(layers, list):
-            continue
-        sublayers = folder.diagnostics.get("sublayer") or [None] * len(layers)
-        for layer, sublayer, value in zip(layers, sublayers, values, strict=False):
-            if isinstance(value, int | float) and math.isfinite(value):
-                columns.setdefault(layer - (0.5 if sublayer == "attn" else 0.0), []).append(float(value))
-    return [(x, fmean(columns[x])) for x in sorted(columns)]
-
-
-def _log_scale(axes: Any) -> None:
-    """A logarithmic y axis with plain numbers 1, 2, 5, 10: labels such as 3 x 10^0 are long and cover each other."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.minorticks_off()
-
-
-def token_formatter() -> Any:
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter(sep="")

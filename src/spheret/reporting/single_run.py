@@ -7,10 +7,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from spheret.reporting.collect import ComparisonFolder, RunFolder
-from spheret.reporting.curves import run_plots, token_formatter
-from spheret.reporting.style import BASELINE_COLOR, PALETTE, Plot, legend_below, new_figure, render, styled
+from spheret.reporting.curves import run_plots
+from spheret.reporting.style import (
+    BASELINE_COLOR,
+    PALETTE,
+    Plot,
+    legend_below,
+    new_figure,
+    render,
+    styled,
+    token_formatter,
+)
 from spheret.reporting.table import number
 from spheret.training.run_folder import last_finite_loss
+
+# Events of metrics.jsonl: one of them, several of them.
+EVENTS = (
+    ("spike", "loss spike", "loss spikes"),
+    ("drift", "lasting rise of the loss", "lasting rises of the loss"),
+    ("nonfinite", "loss that was not finite", "losses that were not finite"),
+)
 
 
 def outcome_lines(run: RunFolder) -> list[str]:
@@ -19,23 +35,17 @@ def outcome_lines(run: RunFolder) -> list[str]:
     last = run.metrics[-1] if run.metrics else {}
     step = f"step {last.get('step', 0):,} of {_steps(run):,}"
     if outcome is None:
-        return [f"The run has not ended: {step}.", *_best_words(run)]
+        return [f"The run has not ended: {step}."]
     if outcome != "finished":
         lines = [f"The run {outcome} at {step}."]
         lines += [f"{run.outcome['reason']}."] if run.outcome.get("reason") else []
         if final.get("last_loss") is not None:
             lines.append(f"{last_finite_loss(final['last_loss'], final.get('last_loss_step'))}.")
-        return lines + _best_words(run)
+        return lines
     loss = f"validation loss {number(final.get('val_loss'), '.4f')}"
-    lines = [f"`{_scheme(run)}` finished with {loss} nats/token.", *_best_words(run)]
+    lines = [f"`{_scheme(run)}` finished with {loss} nats/token."]
     if run.outcome.get("collapsed"):
         lines.append("It collapsed: the model knows only how often each token occurs.")
-    for key, words in (
-        ("spikes", "loss spikes"),
-        ("skipped_steps", "steps skipped for gradients that were not finite"),
-    ):
-        if run.outcome.get(key):
-            lines.append(f"{run.outcome[key]} {words}.")
     return lines
 
 
@@ -43,8 +53,6 @@ def run_rows(run: RunFolder) -> list[tuple[str, str]]:
     """(name, value) of what identifies the run and what it reached."""
     final, data = run.outcome.get("final") or {}, run.outcome.get("data") or {}
     last = run.metrics[-1] if run.metrics else {}
-    error = final.get("val_se")
-    loss = number(final.get("val_loss"), ".4f") + ("" if error is None else f" ± {error:.4f} nats/token")
     rows = [
         ("scheme", _scheme(run)),
         ("parameters", number(run.outcome.get("parameters"), ",d")),
@@ -52,28 +60,29 @@ def run_rows(run: RunFolder) -> list[tuple[str, str]]:
         ("steps", f"{last.get('step', 0):,} of {_steps(run):,}"),
         ("tokens", f"{last.get('tokens', 0):,}"),
         ("learning rate", number(run.config.get("lr"), "g")),
-        ("validation loss", loss),
+        ("validation loss", _loss_words(run)),
+        ("lowest validation loss", _best_words(run)),
         ("bits/byte", number(final.get("val_bpb"), ".4f")),
         ("training loss", number(final.get("train_loss", last.get("loss")), ".4f")),
         ("outcome", str(run.outcome.get("outcome") or "has not ended")),
+        ("events", _event_words(run)),
     ]
     return [(name, value) for name, value in rows if value and value != "-"]
 
 
 def single_run_plots(run: RunFolder) -> list[Plot]:
     """Losses, learning rate and gradient norm over training, then the connections over training and over depth."""
-    # The figures of comparisons draw this run as a comparison of one scheme with one seed.
-    entry = {"scheme": _scheme(run), "runs": [{"run": "run", "seed": run.config.get("seed"), **_ended(run)}]}
-    results = {"schemes": [entry], "data": {"unigram_loss": run.outcome.get("unigram_loss")}}
-    alone = ComparisonFolder(folder=run.path, results=results, runs={"run": run})
     with styled():
         drawn = [_losses(run), _steps_plot(run)]
-    return [plot for plot in drawn if plot] + [plot for plot in run_plots(alone) if plot.key != "loss_curves"]
+    return [plot for plot in drawn if plot] + [plot for plot in run_plots(alone(run)) if plot.key != "loss_curves"]
 
 
-def _ended(run: RunFolder) -> dict[str, Any]:
-    """The run as an entry of results.json. One that has not ended is drawn as far as it has come."""
-    return {"outcome": "finished", "val_loss": (run.outcome.get("final") or {}).get("val_loss")}
+def alone(run: RunFolder) -> ComparisonFolder:
+    """The run as a comparison of one scheme with one seed, so that the figures of comparisons can draw it."""
+    # Comparisons draw runs that finished with a loss. This one is drawn as far as it has come.
+    ended = {"outcome": "finished", "val_loss": 0.0}
+    entry = {"scheme": _scheme(run), "runs": [{"run": "run", "seed": run.config.get("seed"), **ended}]}
+    return ComparisonFolder(folder=run.path, results={"schemes": [entry]}, runs={"run": run})
 
 
 def _losses(run: RunFolder) -> Plot | None:
@@ -128,12 +137,40 @@ def _steps_plot(run: RunFolder) -> Plot | None:
     )
 
 
-def _best_words(run: RunFolder) -> list[str]:
-    evaluated = [m for m in run.metrics if _finite(m.get("val_loss"))]
-    if not evaluated:
-        return []
-    best = min(evaluated, key=lambda m: m["val_loss"])
-    return [f"Lowest validation loss: {best['val_loss']:.4f} nats/token at step {best['step']:,}."]
+def _loss_words(run: RunFolder) -> str:
+    """The final loss. Of a run that has none yet, the loss of its last evaluation."""
+    last, step = run.outcome.get("final") or {}, (run.outcome.get("final") or {}).get("val_step")
+    if not _finite(last.get("val_loss")):
+        last = next(iter(_evaluated(run)[::-1]), {})
+        step = last.get("step")
+    if not last:
+        return ""
+    error = f" ± {last['val_se']:.4f}" if _finite(last.get("val_se")) else ""
+    at = f" at step {step:,}" if step not in (None, _steps(run)) else ""
+    return f"{last['val_loss']:.4f}{error} nats/token{at}"
+
+
+def _best_words(run: RunFolder) -> str:
+    best = min(_evaluated(run), key=lambda m: float(m["val_loss"]), default=None)
+    return "" if best is None else f"{best['val_loss']:.4f} nats/token at step {best['step']:,}"
+
+
+def _event_words(run: RunFolder) -> str:
+    """What went wrong during training: '2 loss spikes (steps 120, 340)', and steps that were skipped."""
+    words = []
+    for kind, noun, nouns in EVENTS:
+        steps = [f"{m['step']:,}" for m in run.metrics if m.get("event") == kind]
+        if steps:
+            shown = ", ".join(steps[:5]) + (", ..." if len(steps) > 5 else "")
+            words.append(f"{len(steps):,} {noun if len(steps) == 1 else nouns} (step{'s' * (len(steps) > 1)} {shown})")
+    skipped = run.outcome.get("skipped_steps") or max((m.get("skipped") or 0 for m in run.metrics), default=0)
+    if skipped:
+        words.append(f"{skipped:,} step{'s' * (skipped > 1)} skipped for gradients that were not finite")
+    return "; ".join(words) or ("none" if run.metrics else "")
+
+
+def _evaluated(run: RunFolder) -> list[dict[str, Any]]:
+    return [m for m in run.metrics if _finite(m.get("val_loss"))]
 
 
 def _finite(value: Any) -> bool:

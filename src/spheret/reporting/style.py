@@ -148,6 +148,22 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines).replace("$", r"\$")
 
 
+def log_scale(axes: Any) -> None:
+    """A logarithmic y axis with plain numbers 1, 2, 5, 10: labels such as 3 x 10^0 are long and cover each other."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
+
+
+def token_formatter() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
+
+
 def render(figure: Any, *, key: str, title: str, caption: str, alt: str) -> Plot:
     """Write a figure as SVG. The same figure always gives the same bytes, so it carries no date."""
     return Plot(key, title, caption, alt, _written(figure, format="svg", metadata={"Date": None}), figure)
