@@ -152,6 +152,8 @@ def test_a_diverged_run_names_its_last_loss(run: Path) -> None:
     lines = outcome_lines(load_run(run))
     assert lines[0] == "The run diverged at step 12 of 12." and lines[1] == "the loss is NaN at step 9."
     assert "3.25" in lines[2]
+    (run / "run.json").write_text(json.dumps(outcome | {"outcome": "interrupted", "reason": "SIGTERM"}))
+    assert outcome_lines(load_run(run))[0] == "The run was interrupted at step 12 of 12."
     write_run_report(run)
 
 

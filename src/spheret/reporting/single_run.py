@@ -13,6 +13,7 @@ from spheret.reporting.style import (
     PALETTE,
     Plot,
     legend_below,
+    log_scale,
     new_figure,
     render,
     styled,
@@ -37,7 +38,8 @@ def outcome_lines(run: RunFolder) -> list[str]:
     if outcome is None:
         return [f"The run has not ended: {step}."]
     if outcome != "finished":
-        lines = [f"The run {outcome} at {step}."]
+        verb = "was interrupted" if outcome == "interrupted" else outcome
+        lines = [f"The run {verb} at {step}."]
         lines += [f"{run.outcome['reason']}."] if run.outcome.get("reason") else []
         if final.get("last_loss") is not None:
             lines.append(f"{last_finite_loss(final['last_loss'], final.get('last_loss_step'))}.")
@@ -120,7 +122,7 @@ def _steps_plot(run: RunFolder) -> Plot | None:
     tokens = [m["tokens"] for m in records]
     figure, axes = new_figure(2.0, below=1.4)
     axes.plot(tokens, [m["grad_norm"] for m in records], color=PALETTE[1])
-    axes.set_yscale("log")
+    log_scale(axes)
     axes.set_ylabel("gradient norm")
     below = figure.axes[1]
     below.plot(tokens, [m["lr"] for m in records], color=BASELINE_COLOR)
