@@ -15,6 +15,7 @@ Every run trains on the stdlib corpus (bytes) with the package's own trainer. Th
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -56,10 +57,9 @@ class Shape:
 
 
 BATCH = 8
-LONGER = Shape(12, 128, 128, 400)
 SHAPES = (
     *(Shape(n, 64) for n in (6, 12, 24, 48, 72)),
-    *(Shape(6, 128, 128, 400), LONGER, Shape(24, 128), Shape(48, 128)),
+    *(Shape(6, 128, 128, 400), Shape(12, 128, 128, 400), Shape(24, 128), Shape(48, 128)),
     *(Shape(n, 256) for n in (6, 12, 24)),
 )
 
@@ -88,7 +88,7 @@ class Study:
 UNIFORM = {"qkv_lr": 1.0, "mlp_out_lr": 1.0}
 SLOW_QKV = {"qkv_lr": 0.25, "mlp_out_lr": 1.0}
 SLOW_BOTH = {"qkv_lr": 0.25, "mlp_out_lr": 0.25}
-OLD = "alpha={1/L},decay=none,alpha-lr=0.05"
+UNIFORM_STEP = "alpha={1/L},decay=none,alpha-lr=0.05"
 STUDIES: dict[StudyName, Study] = {
     "default-range": Study(
         {name: Variant(name) for name in ("spheret", "keel", "pre-ln")},
@@ -116,10 +116,10 @@ STUDIES: dict[StudyName, Study] = {
                 "pre-ln": "pre-ln",
                 "keel": "keel",
                 "proj, alpha 2/sqrt(L), 1/sqrt(l)": "proj:alpha=0.408248,decay=inv-sqrt,alpha-lr=1,head-input=state",
-                "step 1/L": f"proj:{OLD},head-input=state",
-                "step 1/L, first block 1": f"proj:{OLD},first-alpha=1,head-input=state",
-                "step 1/L, head reads displacement": f"proj:{OLD},head-input=displacement",
-                "step 0.5/L, head reads displacement": f"proj:{OLD.replace('1/L', '0.5/L')},head-input=displacement",
+                "step 1/L": f"proj:{UNIFORM_STEP},head-input=state",
+                "step 1/L, first block 1": f"proj:{UNIFORM_STEP},first-alpha=1,head-input=state",
+                "step 1/L, head reads displacement": f"proj:{UNIFORM_STEP},head-input=displacement",
+                "step 0.5/L, head reads displacement": f"proj:{UNIFORM_STEP.replace('1/L', '0.5/L')},head-input=displacement",
                 "cap p = 1.2/L": "spheret:p={1.2/L},alpha=1,decay=none,alpha-lr=0.1,head-input=state",
                 "cap p = 1.2/L, head reads displacement": "spheret:p={1.2/L},alpha=1,decay=none,alpha-lr=0.1,"
                 "head-input=displacement",
@@ -186,11 +186,10 @@ def run(options: Options) -> None:
         row = [shape, spec.scheme, f"{spec.lr:g}", str(spec.seed), spec.config.model.scheme, *map(str, ended)]
         rows[tuple(row[:4])] = row
         print("  ".join(row), flush=True)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([HEADER, *rows.values()])
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(HEADER)
-            writer.writerows(rows.values())
+        write_text(path, text.getvalue())
 
     runner = Runner(dataset.path, default_jobs("cpu"), on_end)
     for shape in SHAPES:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spheret.connections import parse_scheme
+from spheret.connections import canonical_name
 from spheret.training import TrainConfig, config_from_dict, config_to_dict
 
 Tiny = Callable[..., TrainConfig]
@@ -124,7 +124,7 @@ def test_a_run_of_format_1_keeps_the_defaults_that_it_was_trained_with(stored: s
     for name in ("format", "qkv_lr", "mlp_out_lr"):
         values.pop(name)
     config = config_from_dict(values)
-    assert parse_scheme(config.model.scheme) == parse_scheme(today)
+    assert config.model.scheme == canonical_name(today)
     assert config.qkv_lr == config.mlp_out_lr == 1
     assert config_from_dict(config_to_dict(config)) == config
 

@@ -148,6 +148,14 @@ def test_what_does_not_change_the_training_may_change(
     assert train(changed, tmp_path, dataset=dataset, resume=True).outcome == "finished"
 
 
+def test_another_spelling_of_the_same_scheme_resumes_the_run(
+    tiny: Tiny, tmp_path: Path, dataset: Dataset, interrupted: Interrupted
+) -> None:
+    interrupted(tiny(scheme="spheret:p=1,alpha=0.50", checkpoint_interval=2), tmp_path, dataset, 4)
+    config = tiny(scheme="proj:alpha=0.5", checkpoint_interval=2)
+    assert train(config, tmp_path, dataset=dataset, resume=True).outcome == "finished"
+
+
 def test_resuming_a_finished_run_returns_its_result(tiny: Tiny, tmp_path: Path, dataset: Dataset) -> None:
     result = train(tiny(save_final=False), tmp_path, dataset=dataset)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

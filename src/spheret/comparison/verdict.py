@@ -83,7 +83,7 @@ def _comparison(entry: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     mean, low, high = (difference[key] for key in ("mean", "ci_low", "ci_high"))
     figures = f"{mean:+.4f} nats/token [{low:+.4f}, {high:+.4f}], {_perplexity_words(mean)}"
     p_value, p_holm, n = difference["p_value"], difference.get("p_holm"), difference["n"]
-    basis = f"{n} paired seeds, p = {_p(p_value)}"
+    basis = f"{n} paired seeds, {_p(p_value)}"
     if p_holm is not None and p_holm != p_value:
         basis += f", {_p(p_holm)} after Holm's correction"
     relation = f"not distinguishable from {baseline} at 95%" if kind == "unclear" else f"{kind} than {baseline}"
@@ -163,7 +163,7 @@ def _perplexity_words(difference: float) -> str:
 
 
 def _p(value: float) -> str:
-    return "<0.0001" if value < 1e-4 else f"{value:.2g}"
+    return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
 
 
 def _outcome_notes(schemes: Sequence[Mapping[str, Any]]) -> list[str]:

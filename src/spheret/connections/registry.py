@@ -97,7 +97,7 @@ def canonical_name(scheme: str | Scheme) -> str:
 
 
 def with_defaults_of_format_1(scheme: str, n_layer: int) -> str:
-    """The name under which a scheme of a run folder of format 1 means today what it meant then.
+    """The canonical name under which a scheme of a run folder of format 1 means today what it meant then.
 
     The defaults of the sphere schemes have changed since: alpha, its learning rate and decay, what the head reads.
     """
@@ -113,7 +113,7 @@ def with_defaults_of_format_1(scheme: str, n_layer: int) -> str:
     if "p=learn" in text:
         old["p-start"] = "1"
     added = [f"{key}={value}" for key, value in old.items() if key not in keys]
-    return f"{name}:{','.join(filter(None, [text, *added]))}"
+    return canonical_name(f"{name}:{','.join(filter(None, [text, *added]))}")
 
 
 def build_stream(scheme: str | Scheme, *, dim: int, n_layer: int) -> Stream:

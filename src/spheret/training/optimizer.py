@@ -82,9 +82,8 @@ def parameter_groups(
         grouped.setdefault((role.decay, role.lr_scale * factors[role.kind]), []).append(parameter)
     # A checkpoint stores AdamW's moments by position, so the order of the groups must be the same in every process.
     return [
-        {"params": grouped[key], "weight_decay": weight_decay if decay else 0.0, "lr_scale": lr_scale}
-        for key in sorted(grouped, reverse=True)
-        for decay, lr_scale in [key]
+        {"params": grouped[decay, lr_scale], "weight_decay": weight_decay if decay else 0.0, "lr_scale": lr_scale}
+        for decay, lr_scale in sorted(grouped, reverse=True)
     ]
 
 

@@ -27,6 +27,7 @@ from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
+from spheret.connections import canonical_name
 from spheret.training.config import TrainConfig, check_types, config_from_dict, config_to_dict
 
 CONFIG, METRICS, RUN, DIAGNOSTICS = "config.json", "metrics.jsonl", "run.json", "diagnostics.json"
@@ -406,6 +407,8 @@ def check_same_config(folder: Path, config: TrainConfig) -> None:
     stored = read_config(folder)
     old, new = (json.loads(json.dumps(config_to_dict(value))) for value in (stored, config))
     changed = {name: values for name, values in _differences(old, new).items() if name not in MAY_CHANGE}
+    if canonical_name(stored.model.scheme) == canonical_name(config.model.scheme):  # one scheme, spelled in two ways
+        changed.pop("model.scheme", None)
     saved = checkpoints(folder)
     obstacle = _obstacle(stored, config, step_of(saved[-1]) if saved else 0) if changed.keys() & set(LENGTH) else ""
     if not obstacle:

@@ -18,7 +18,7 @@ from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_set
 from spheret.training.optimizer import ScheduleKind
 
 LR_SHARE = 0.8
-"""Default learning rate times width. The best learning rates of the schemes lie between 0.2 and 0.8 in this unit."""
+"""Default learning rate times width. The best learning rates of the schemes lie between 0.2 and 1.6 in this unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
