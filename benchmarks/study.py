@@ -1,14 +1,19 @@
 """Grids of training runs: variants over learning rates, seeds and model shapes, one table for each study.
 
-    python benchmarks/study.py STUDY [--only 24x64 ...] [--seeds N] [--out runs/study]
+    python benchmarks/study.py STUDY [--only 24x64 ...] [--variants spheret ...] [--seeds N] [--data FILE ...]
     python benchmarks/study.py STUDY --table     # only the table, from the committed results
 
 Studies:
     default-range   how wide is the range of learning rates that trains, from 6 to 72 blocks and widths 64 to 256?
-    lr-factors      what do slower queries, keys, values and last projections do, for the sphere and its rivals?
+    settings        what does each setting of the sphere's default do, one changed at a time?
+    exponent        which p is best after three budgets at two depths?
+    exponent-range  at which learning rates does each p train, for small and for large steps?
+    lr-bounds       what do bounds on the rates of queries, keys, values and last projections do, also for rivals?
     step-budget     how far may the sublayers turn the state: step sizes, caps, and what the head reads
+    long            the three schemes of default-range after 2,000 steps
+    documents       the same on real documents, with GPT-2 tokens: give --data openwebtext_train.parquet
 
-Every run trains on the stdlib corpus (bytes) with the package's own trainer. The results go to
+Every run trains with the package's own trainer, if not said otherwise on the stdlib corpus (bytes). The results go to
 ``benchmarks/results/<study>/{runs.csv,table.md}``. Finished runs are reused. Learning rates are multiples of 1/d.
 """
 
@@ -28,14 +33,17 @@ import tyro
 
 from spheret.comparison.runner import Runner, default_jobs
 from spheret.comparison.runs import RunSpec
+from spheret.comparison.statistics import mean_interval
 from spheret.data import Dataset, prepare
 from spheret.training import RunResult, TrainConfig
 from spheret.training.run_folder import write_text
-from spheret.training.settings import RunSettings
+from spheret.training.settings import RunSettings, scheme_lr
 
 RESULTS = Path(__file__).parent / "results"
 HEADER = ("shape", "variant", "lr_times_d", "seed", "scheme", "outcome", "collapsed", "val_loss")
-StudyName = Literal["default-range", "lr-factors", "step-budget"]
+StudyName = Literal[
+    "default-range", "settings", "exponent", "exponent-range", "lr-bounds", "step-budget", "long", "documents"
+]
 
 
 @dataclass(frozen=True)
@@ -44,29 +52,25 @@ class Shape:
 
     n_layer: int
     n_embd: int
-    block_size: int = 64
     steps: int = 200
+    block_size: int = 64
 
     @property
     def name(self) -> str:
-        return f"{self.n_layer}x{self.n_embd}"
+        """'24x64', and the steps where they are not 200: '24x64-400'."""
+        return f"{self.n_layer}x{self.n_embd}" + ("" if self.steps == 200 else f"-{self.steps}")
 
     @property
     def tokens(self) -> int:
         return self.steps * BATCH * self.block_size
 
 
-BATCH = 8
-SHAPES = (
-    *(Shape(n, 64) for n in (6, 12, 24, 48, 72)),
-    *(Shape(6, 128, 128, 400), Shape(12, 128, 128, 400), Shape(24, 128), Shape(48, 128)),
-    *(Shape(n, 256) for n in (6, 12, 24)),
-)
-
-
 @dataclass(frozen=True)
 class Variant:
-    """A scheme, with {x/L} for a number over the depth, and the settings that differ from the study's."""
+    """A scheme, with {x/L} for a number over the depth, and the settings that differ from the defaults.
+
+    Learning rates among the settings are in units of 1/d.
+    """
 
     scheme: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -77,41 +81,87 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """Variants by their names in the table, over learning rates (times 1/d)."""
+    """Variants by their names in the table, over learning rates (times 1/d) and shapes."""
 
     variants: Mapping[str, Variant]
     rates: tuple[float, ...]
-    only: tuple[str, ...]
-    """The shapes that run unless others are asked for."""
+    shapes: tuple[Shape, ...]
 
 
-UNIFORM = {"qkv_lr": 1.0, "mlp_out_lr": 1.0}
-SLOW_QKV = {"qkv_lr": 0.25, "mlp_out_lr": 1.0}
-SLOW_BOTH = {"qkv_lr": 0.25, "mlp_out_lr": 0.25}
+BATCH = 8
+UNBOUNDED = {"qkv_lr": 0.0, "mlp_out_lr": 0.0}
 UNIFORM_STEP = "alpha={1/L},decay=none,alpha-lr=0.05"
+EXPONENTS = ("0.02", "0.05", "0.1", "0.2", "0.5", "1", "2", "inf")
+THREE = {name: Variant(name) for name in ("spheret", "keel", "pre-ln")}
 STUDIES: dict[StudyName, Study] = {
     "default-range": Study(
-        {name: Variant(name) for name in ("spheret", "keel", "pre-ln")},
+        THREE,
         (0.4, 0.8, 1.6, 3.2, 6.4),
-        tuple(shape.name for shape in SHAPES),
+        (
+            *(Shape(n, 64) for n in (6, 12, 24, 48, 72)),
+            *(Shape(n, 128) for n in (6, 12, 24)),
+            *(Shape(n, 256) for n in (6, 12)),
+            Shape(12, 128, steps=400, block_size=128),
+        ),
     ),
-    "lr-factors": Study(
+    "settings": Study(
+        {
+            "default": Variant("spheret"),
+            "untied head": Variant("spheret", {"head": "untied"}),
+            "no warm-up": Variant("spheret", {"warmup_steps": 0}),
+            "no weight decay": Variant("spheret", {"weight_decay": 0.0}),
+            "weight decay 0.3": Variant("spheret", {"weight_decay": 0.3}),
+            "QK norm": Variant("spheret", {"qk_norm": "rms"}),
+            "nanoGPT's initial weights": Variant("spheret", {"init": "nanogpt"}),
+            "one learning rate for all weights": Variant("spheret", UNBOUNDED),
+            "head reads the state": Variant("spheret:head-input=state"),
+            "alpha 0.5/L": Variant("spheret:alpha={0.5/L}"),
+            "alpha 2/L": Variant("spheret:alpha={2/L}"),
+            "alpha 1/L, 1/sqrt(l)": Variant("spheret:alpha={1/L},decay=inv-sqrt"),
+            "first block: alpha 1": Variant("spheret:p=inf,first-alpha=1"),
+            "alpha not learned": Variant("spheret:alpha-lr=0"),
+            "alpha at 0.2 of the rate": Variant("spheret:alpha-lr=0.2"),
+            "alpha at the full rate": Variant("spheret:alpha-lr=1"),
+            "updates divided by their RMS": Variant("spheret:update-norm=rms"),
+            "preset=paper": Variant("spheret:preset=paper"),
+            "pre-ln": Variant("pre-ln"),
+            "pre-ln, branch 1/sqrt(2L)": Variant("pre-ln:branch=0.144338,residual=1"),
+            "keel": Variant("keel"),
+        },
+        (0.8, 1.6, 3.2),
+        (Shape(24, 64),),
+    ),
+    "exponent": Study(
+        {f"p = {p}": Variant(f"spheret:p={p}") for p in EXPONENTS}
+        | {"p = 4/L": Variant("spheret"), "p learned, one": Variant("spheret:p=learn")}
+        | {"p learned, per connection": Variant("spheret:p=learn-per-layer")},
+        (1.6,),
+        tuple(Shape(n, 64, steps) for n in (12, 24) for steps in (100, 200, 400)),
+    ),
+    "exponent-range": Study(
+        {f"p = {p}": Variant(f"spheret:p={p}") for p in EXPONENTS}
+        | {f"p = {p}, alpha 1": Variant(f"spheret:p={p},alpha=1") for p in EXPONENTS},
+        (0.4, 0.8, 1.6, 3.2, 6.4),
+        (Shape(12, 64), Shape(24, 64)),
+    ),
+    "lr-bounds": Study(
         {
             f"{scheme}, {words}": Variant(scheme, settings)
             for scheme in ("spheret", "keel", "pre-ln")
             for words, settings in (
-                ("one rate for all", UNIFORM),
-                ("qkv 1/4", SLOW_QKV),
-                ("qkv and MLP out 1/4", SLOW_BOTH),
-                ("the same and QK norm", SLOW_BOTH | {"qk_norm": "rms"}),
+                ("one rate for all", UNBOUNDED),
+                ("qkv at most 0.2/d", {"qkv_lr": 0.2, "mlp_out_lr": 0.0}),
+                ("qkv at most 0.4/d", {"qkv_lr": 0.4, "mlp_out_lr": 0.0}),
+                ("qkv and MLP out at most 0.4/d", {"qkv_lr": 0.4, "mlp_out_lr": 0.4}),
+                ("default and QK norm", {"qk_norm": "rms"}),
             )
         },
         (0.4, 0.8, 1.6, 3.2),
-        ("24x64",),
+        (Shape(24, 64),),
     ),
     "step-budget": Study(
         {
-            name: Variant(scheme, UNIFORM)
+            name: Variant(scheme, UNBOUNDED)
             for name, scheme in {
                 "pre-ln": "pre-ln",
                 "keel": "keel",
@@ -119,14 +169,21 @@ STUDIES: dict[StudyName, Study] = {
                 "step 1/L": f"proj:{UNIFORM_STEP},head-input=state",
                 "step 1/L, first block 1": f"proj:{UNIFORM_STEP},first-alpha=1,head-input=state",
                 "step 1/L, head reads displacement": f"proj:{UNIFORM_STEP},head-input=displacement",
-                "step 0.5/L, head reads displacement": f"proj:{UNIFORM_STEP.replace('1/L', '0.5/L')},head-input=displacement",
+                "step 0.5/L, head reads displacement": "proj:alpha={0.5/L},decay=none,alpha-lr=0.05,"
+                "head-input=displacement",
                 "cap p = 1.2/L": "spheret:p={1.2/L},alpha=1,decay=none,alpha-lr=0.1,head-input=state",
                 "cap p = 1.2/L, head reads displacement": "spheret:p={1.2/L},alpha=1,decay=none,alpha-lr=0.1,"
                 "head-input=displacement",
             }.items()
         },
         (0.38, 0.77, 1.54),
-        ("24x64",),
+        (Shape(24, 64),),
+    ),
+    "long": Study(THREE, (0.4, 0.8, 1.6, 3.2), (Shape(12, 64, steps=2000),)),
+    "documents": Study(
+        {name: Variant(variant.scheme, {"tokenizer": "gpt2"}) for name, variant in THREE.items()},
+        (0.4, 0.8, 1.6, 3.2),
+        (Shape(6, 64),),
     ),
 }
 
@@ -137,19 +194,26 @@ class Options:
 
     study: tyro.conf.Positional[StudyName]
     only: tuple[str, ...] = ()
-    """Shapes, such as 24x64. If not given: the study's."""
+    """Shapes, such as 24x64. If not given: all of the study."""
+    variants: tuple[str, ...] = ()
+    """Variants, by their names in the table. If not given: all of the study."""
     seeds: int = 1
     """Seeds 1 to N."""
     out: Path = Path("runs/study")
     """Folder of the run folders."""
     table: bool = False
     """Train nothing; rebuild the table from the committed results."""
+    data: tuple[str, ...] = RunSettings.data
+    """Training text."""
 
 
 def specs(study: Study, shape: Shape, options: Options, dataset: Dataset) -> Iterator[RunSpec]:
     """Every run of one shape; the run's `scheme` is the name of its variant."""
     for seed in range(1, options.seeds + 1):
         for name, variant in study.variants.items():
+            if options.variants and name not in options.variants:
+                continue
+            own = {k: v / shape.n_embd if k.endswith("_lr") else v for k, v in variant.settings.items()}
             settings = RunSettings(
                 n_layer=shape.n_layer,
                 n_embd=shape.n_embd,
@@ -160,7 +224,8 @@ def specs(study: Study, shape: Shape, options: Options, dataset: Dataset) -> Ite
                 eval_interval=0,
                 checkpoint_interval=0,
                 eval_windows=64,
-                **variant.settings,
+                data=options.data,
+                **own,
             )
             for rate in study.rates:
                 config = settings.train_config(
@@ -176,9 +241,8 @@ def specs(study: Study, shape: Shape, options: Options, dataset: Dataset) -> Ite
 
 def run(options: Options) -> None:
     """Train what is missing, and add it to the committed results."""
-    study, dataset = STUDIES[options.study], prepare(RunSettings().data_config)
-    path = RESULTS / options.study.replace("-", "_") / "runs.csv"
-    rows = {tuple(row[:4]): row for row in read_rows(path)}
+    study, path = STUDIES[options.study], results(options.study) / "runs.csv"
+    rows = {tuple(row[:4]): row for row in read_rows(options.study)}
 
     def on_end(spec: RunSpec, result: RunResult | None, *, reused: bool) -> None:
         shape = spec.folder.parent.name
@@ -191,69 +255,108 @@ def run(options: Options) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text.getvalue())
 
+    tokenizer = next(iter(study.variants.values())).settings.get("tokenizer", RunSettings.tokenizer)
+    dataset = prepare(RunSettings(data=options.data, tokenizer=tokenizer).data_config)
     runner = Runner(dataset.path, default_jobs("cpu"), on_end)
-    for shape in SHAPES:
-        if shape.name in (options.only or study.only):
+    for shape in study.shapes:
+        if shape.name in (options.only or [shape.name for shape in study.shapes]):
             for spec in specs(study, shape, options, dataset):
                 runner.add(spec)
     runner.run()
 
 
-def read_rows(path: Path) -> list[list[str]]:
+def results(name: StudyName) -> Path:
+    return RESULTS / name.replace("-", "_")
+
+
+def read_rows(name: StudyName) -> list[list[str]]:
     """The committed results without their header; none before the first run."""
+    path = results(name) / "runs.csv"
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))[1:]
 
 
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one variant at one learning rate."""
+
+    losses: list[float]
+    lost: list[str]
+    """How the runs without a final loss ended."""
+    collapsed: int
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.losses) if self.losses and not self.lost else None
+
+    def __str__(self) -> str:
+        if not self.losses:
+            return ", ".join(self.lost)
+        mean = mean_interval(self.losses)
+        assert mean.mean is not None
+        half = "" if mean.ci_high is None else f" ± {mean.ci_high - mean.mean:.3f}"
+        notes = ["c" if self.collapsed == 1 else f"{self.collapsed} c"] if self.collapsed else []
+        return " ".join([f"{mean.mean:.3f}{half}", *notes, *self.lost])
+
+
+def cells(name: StudyName) -> dict[tuple[str, str, float], Cell]:
+    """By shape, variant and learning rate."""
+    found: dict[tuple[str, str, float], list[list[str]]] = defaultdict(list)
+    for row in read_rows(name):
+        found[row[0], row[1], float(row[2])].append(row)
+    return {
+        key: Cell(
+            [float(row[7]) for row in rows if row[5] == "finished"],
+            [row[5] for row in rows if row[5] != "finished"],
+            sum(row[6] == "True" for row in rows),
+        )
+        for key, rows in found.items()
+    }
+
+
 def table(name: StudyName) -> str:
     """Validation loss by variant (rows) and learning rate (columns), a section for each shape."""
-    study, cells = STUDIES[name], defaultdict[tuple[str, str, float], list[str]](list)
-    for shape, variant, rate, _, _, outcome, collapsed, loss in read_rows(
-        RESULTS / name.replace("-", "_") / "runs.csv"
-    ):
-        shown = f"{float(loss):.3f}" + (" c" if collapsed == "True" else "") if outcome == "finished" else outcome
-        cells[shape, variant, float(rate)].append(shown)
+    study, found = STUDIES[name], cells(name)
     lines = [
-        "Validation loss in nats per byte, by learning rate in units of 1/d: every seed, and the mean where there are",
-        "several. `c`: collapsed to the unigram plateau. L is the number of blocks. `spread`: the largest loss of the",
-        f"row above its smallest. Rebuilt by `python benchmarks/study.py {name}`.",
+        "Validation loss in nats per token, by learning rate in units of 1/d: of one seed, or the mean over seeds with",
+        "its 95% interval. `c`: collapsed to the unigram plateau. L is the number of blocks. Last column: the largest",
+        "loss from half to four times the scheme's default learning rate, above the smallest of the row.",
+        f"Rebuilt by `python benchmarks/study.py {name}`.",
     ]
-    for shape in SHAPES:
-        if not any(key[0] == shape.name for key in cells):
+    for shape in study.shapes:
+        if not any(key[0] == shape.name for key in found):
             continue
-        header = ["variant", *(f"{rate:g}/d" for rate in study.rates), "spread"]
-        lines += ["", f"## {shape.name}, {shape.steps} steps, {shape.tokens:,} tokens", "", _row(header)]
-        lines.append(_row(["---", *["---:"] * (len(header) - 1)]))
-        for variant in study.variants:
-            losses = [cells[shape.name, variant, rate] for rate in study.rates]
-            means = [_mean(cell) for cell in losses]
-            known = [mean for mean in means if mean is not None]
-            spread = f"{max(known) - min(known):.3f}" if known and len(known) == len(means) else ""
-            lines.append(_row([variant, *(_cell(cell) for cell in losses), spread]))
+        header = ["variant", *(f"{rate:g}/d" for rate in study.rates), "x 1/2 to x 4"]
+        rows = [header, ["---", *["---:"] * (len(header) - 1)]]
+        for label, variant in study.variants.items():
+            row = {rate: found[key] for rate in study.rates if (key := (shape.name, label, rate)) in found}
+            if row:
+                losses = [str(row[rate]) if rate in row else "" for rate in study.rates]
+                rows.append([label, *losses, _rise(row, variant.scheme_at(shape.n_layer), shape)])
+        if not any(row[-1] for row in rows[2:]):
+            rows = [row[:-1] for row in rows]
+        lines += ["", f"## {shape.name}, {shape.steps} steps, {shape.tokens:,} tokens", ""]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, ""])
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _mean(losses: list[str]) -> float | None:
-    """The mean loss over seeds; None where a run has not finished."""
-    finished = [float(loss.split()[0]) for loss in losses if loss[0].isdigit()]
-    return fmean(finished) if finished and len(finished) == len(losses) else None
-
-
-def _cell(losses: list[str]) -> str:
-    mean = _mean(losses)
-    return ", ".join(losses) + (f" ({mean:.3f})" if mean is not None and len(losses) > 1 else "")
+def _rise(row: Mapping[float, Cell], scheme: str, shape: Shape) -> str:
+    """'+0.044', if the row has half and four times the default learning rate, and every run between them finished."""
+    default = shape.n_embd * scheme_lr(scheme, n_embd=shape.n_embd, n_layer=shape.n_layer)
+    inside = [row[rate].mean for rate in row if 0.45 * default < rate < 4.5 * default]
+    known = [cell.mean for cell in row.values() if cell.mean is not None]
+    complete = min(row) < 0.55 * default and max(row) > 3.5 * default
+    if not complete or not inside or None in inside:
+        return ""
+    return f"{max(mean for mean in inside if mean is not None) - min(known):+.3f}"
 
 
 def main(options: Options) -> None:
     if not options.table:
         run(options)
-    path = RESULTS / options.study.replace("-", "_") / "table.md"
+    path = results(options.study) / "table.md"
     write_text(path, table(options.study))
     print(path.read_text(encoding="utf-8"))
 

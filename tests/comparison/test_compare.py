@@ -93,7 +93,8 @@ OTHER: dict[str, Any] = {
     "n_layer": 2, "n_head": 1, "n_embd": 32, "block_size": 8, "dropout": 0.1, "init": "nanogpt", "positions": "rope",
     "mlp": "swiglu", "qk_norm": "rms", "head": "untied", "steps": 6, "batch_size": 3, "grad_accum": 2,
     "schedule": "constant", "warmup_steps": 2, "warmup_ratio": 0.5, "min_lr_ratio": 0.0, "decay_fraction": 0.5,
-    "weight_decay": 0.3, "qkv_lr": 0.1, "mlp_out_lr": 0.1, "beta1": 0.8, "beta2": 0.99, "grad_clip": 2.0,
+    "weight_decay": 0.3, "qkv_lr": 1e-4, "mlp_out_lr": 1e-4, "beta1": 0.8, "beta2": 0.99,
+    "grad_clip": 2.0,
     "eval_windows": 5, "dtype": "bfloat16", "compile": "off", "lrs": (1e-3, 2e-3), "seeds": 3,
     "schemes": ("pre-ln", "cay"),
 }  # fmt: skip

@@ -125,10 +125,20 @@ def test_a_run_of_format_1_keeps_the_defaults_that_it_was_trained_with(stored: s
         values.pop(name)
     config = config_from_dict(values)
     assert config.model.scheme == canonical_name(today)
-    assert config.qkv_lr == config.mlp_out_lr == 1
+    assert config.lr_factors == {"qkv": 1, "mlp-out": 1}
     assert config_from_dict(config_to_dict(config)) == config
 
 
+def test_the_factors_of_format_2_are_read_as_bounds() -> None:
+    own = TrainConfig(lr=0.0125)
+    values = config_to_dict(own) | {"format": 2, "qkv_lr": 0.25, "mlp_out_lr": 1.0}
+    config = config_from_dict(values)
+    assert (config.qkv_lr, config.mlp_out_lr) == (0.003125, 0.0)
+    assert config.lr_factors == {"qkv": 0.25, "mlp-out": 1.0}
+    with pytest.raises(ValueError, match="qkv_lr=2 of format 2"):
+        config_from_dict(values | {"qkv_lr": 2})
+
+
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ValueError, match="format=3 is not known"):
-        config_from_dict(config_to_dict(TrainConfig()) | {"format": 3})
+    with pytest.raises(ValueError, match="format=4 is not known"):
+        config_from_dict(config_to_dict(TrainConfig()) | {"format": 4})

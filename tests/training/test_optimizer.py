@@ -64,7 +64,7 @@ def test_every_parameter_of_every_scheme_is_in_one_group_and_scalars_are_not_dec
 def test_queries_and_last_projections_have_learning_rates_of_their_own(mlp: str) -> None:
     model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, scheme="spheret", mlp=mlp))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model, weight_decay=0.1, qkv_lr=0.25, mlp_out_lr=0.5)
+    groups = parameter_groups(model, weight_decay=0.1, lr_factors={"qkv": 0.25, "mlp-out": 0.5})
     scales = {names[id(p)]: (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
     for i in range(2):
         assert scales[f"blocks.{i}.attn.c_attn.weight"] == (0.25, 0.1)

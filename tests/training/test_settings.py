@@ -23,8 +23,8 @@ def test_the_settings_of_every_command_have_the_same_defaults() -> None:
         seed=own.seed,
         vocab_size=own.model.vocab_size,
     )
-    # The factors belong to the scheme; a TrainConfig built in Python has none, and neither has a run of format 1.
-    assert dataclasses.replace(run, qkv_lr=1.0, mlp_out_lr=1.0) == own
+    # The bounds belong to the scheme; a TrainConfig built in Python has none, and neither has a run of format 1.
+    assert dataclasses.replace(run, qkv_lr=0.0, mlp_out_lr=0.0) == own
 
 
 def test_every_setting_of_a_run_is_a_flag() -> None:
@@ -80,13 +80,15 @@ def test_a_scheme_s_own_decay_and_warmup_are_defaults() -> None:
         "ngpt": (0.0, 0),
         "angpt": (0.0, 0),
     }
-    factors = {s: (c.qkv_lr, c.mlp_out_lr) for s, c in decays.items()}
-    assert factors["pre-ln"] == (0.25, 1) and factors["ngpt"] == (1, 1)
-    sphere = settings.train_config("proj", lr=1e-3, seed=1, vocab_size=257)
-    assert (sphere.qkv_lr, sphere.mlp_out_lr) == (0.25, 0.25)
-    slower = dataclasses.replace(settings, qkv_lr=0.1, mlp_out_lr=1.0)
-    asked = slower.train_config("pre-ln", lr=1e-3, seed=1, vocab_size=257)
-    assert (asked.qkv_lr, asked.mlp_out_lr) == (0.1, 1.0)
+    d = settings.n_embd
+    bounds = {s: (d * c.qkv_lr, d * c.mlp_out_lr) for s, c in decays.items()}
+    assert bounds == {"pre-ln": (0.2, 0), "gpt-qknorm": (0, 0), "ngpt": (0, 0), "angpt": (0, 0)}
+    for lr, slowed in ((0.1, 1.0), (0.4, 1.0), (1.6, 0.25), (6.4, 0.0625)):
+        sphere = settings.train_config("proj", lr=lr / d, seed=1, vocab_size=257)
+        assert sphere.lr_factors == pytest.approx({"qkv": slowed, "mlp-out": slowed}), "at most 0.4 over the width"
+    given = dataclasses.replace(settings, qkv_lr=0.0, mlp_out_lr=1e-4)
+    asked = given.train_config("proj", lr=1e-3, seed=1, vocab_size=257)
+    assert asked.lr_factors == pytest.approx({"qkv": 1.0, "mlp-out": 0.1})
     given = dataclasses.replace(settings, weight_decay=0.05, warmup_steps=20)
     for scheme in decays:
         config = given.train_config(scheme, lr=1e-3, seed=1, vocab_size=9)

@@ -164,4 +164,4 @@ class ANGPTScheme(Scheme):
     def training(self, n_layer: int) -> TrainingDefaults:
         # The first updates are aligned, so they add up over the layers, and no norm brings the hidden state back. The
         # learning rate that stays stable therefore falls with depth.
-        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(2.0, 6 / n_layer), qkv_lr=1.0)
+        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=min(2.0, 6 / n_layer), qkv_lr=0.0)

@@ -92,4 +92,4 @@ class GPTQKNormScheme(Scheme):
         )
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        return TrainingDefaults(lr_factor=0.5, qkv_lr=1.0)
+        return TrainingDefaults(lr_factor=0.5, qkv_lr=0.0)

@@ -129,4 +129,4 @@ class NGPTScheme(Scheme):
         )
 
     def training(self, n_layer: int) -> TrainingDefaults:
-        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=3.0, qkv_lr=1.0)
+        return TrainingDefaults(weight_decay=0.0, warmup=0.0, lr_factor=3.0, qkv_lr=0.0)

@@ -120,14 +120,15 @@ class TrainingDefaults:
         warmup: linear warm-up, below 1 a share of all steps, otherwise a number of steps; None: not specified by the
             method.
         lr_factor: factor on the default learning rates, used when the user gives none.
-        qkv_lr: factor on the learning rate of the projections to queries, keys and values. Adam moves queries and keys
-            together, and the attention scores are their product, so at one common rate they limit every scheme's range
-            of learning rates (docs/log-training.md).
-        mlp_out_lr: factor on the learning rate of the MLPs' last projections, which sum over 4d inputs.
+        qkv_lr: largest learning rate of the projections to queries, keys and values, in units of 1/width; 0: no bound.
+            Adam moves queries and keys together, and the attention scores are their product, so at one common rate they
+            limit every scheme's range of learning rates. Their best rate hardly changes with that of the others
+            (docs/log-training.md).
+        mlp_out_lr: the same for the MLPs' last projections, which sum over 4d inputs.
     """
 
     weight_decay: float | None = None
     warmup: float | None = None
     lr_factor: float = 1.0
-    qkv_lr: float = 0.25
-    mlp_out_lr: float = 1.0
+    qkv_lr: float = 0.2
+    mlp_out_lr: float = 0.0

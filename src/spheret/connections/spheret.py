@@ -482,4 +482,4 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
     def training(self, n_layer: int) -> TrainingDefaults:
         # Larger steps, as those of preset=paper, and a head that reads the state want lower learning rates.
         steady = self.alpha is None and self.decay == "none" and self.head_input == "displacement"
-        return TrainingDefaults(lr_factor=2.0 if steady else 1.0, mlp_out_lr=0.25)
+        return TrainingDefaults(lr_factor=2.0 if steady else 1.0, qkv_lr=0.4, mlp_out_lr=0.4)

@@ -65,8 +65,8 @@ def _recipe(
         warmup_steps=2000,
         # Explicit, so that they also hold for schemes that by default train in another way.
         weight_decay=0.1,
-        qkv_lr=1.0,
-        mlp_out_lr=1.0,
+        qkv_lr=0.0,
+        mlp_out_lr=0.0,
         eval_interval=500,
         eval_windows=512,
         checkpoint_interval=500,

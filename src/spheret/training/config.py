@@ -19,8 +19,8 @@ from spheret.models import GPTConfig
 from spheret.models.config import use_python_numbers
 from spheret.training.optimizer import ScheduleKind, learning_rate
 
-FORMAT = 2
-"""Of config.json. In format 1, which had no such key, the defaults of the sphere schemes were others."""
+FORMAT = 3
+"""Of config.json. `config_from_dict` says what was otherwise in the earlier formats."""
 Switch = Literal["auto", "on", "off"]
 ComputeType = Literal["auto", "float32", "bfloat16"]
 OnDivergence = Literal["stop", "continue"]
@@ -48,10 +48,10 @@ class TrainConfig:
     """Micro-batches per optimizer step. More of them need less memory; the gradient stays the same."""
     lr: float = 6.3e-3
     """Peak learning rate. The default is `default_lr` at the default width, 0.8 / 128."""
-    qkv_lr: float = 1.0
-    """Factor on the learning rate of the projections to queries, keys and values."""
-    mlp_out_lr: float = 1.0
-    """Factor on the learning rate of the MLPs' last projections, which sum over 4d inputs."""
+    qkv_lr: float = 0.0
+    """Largest peak learning rate of the projections to queries, keys and values. 0: no bound."""
+    mlp_out_lr: float = 0.0
+    """Largest peak learning rate of the MLPs' last projections, which sum over 4d inputs. 0: no bound."""
     min_lr_ratio: float = 0.1
     """The decay ends at this share of the peak learning rate."""
     schedule: ScheduleKind = "cosine"
@@ -127,6 +127,12 @@ class TrainConfig:
         return min(self.steps, bound)
 
     @property
+    def lr_factors(self) -> dict[str, float]:
+        """Factors on `lr`, by kind of weight matrix (`ParameterRole.kind`), that keep `qkv_lr` and `mlp_out_lr`."""
+        bounds = {"qkv": self.qkv_lr, "mlp-out": self.mlp_out_lr}
+        return {kind: bound / self.lr if 0 < bound < self.lr else 1.0 for kind, bound in bounds.items()}
+
+    @property
     def total_warmup_steps(self) -> int:
         """Steps of linear warm-up, from `warmup_steps` or from `warmup_ratio`."""
         return round(self.warmup_ratio * self.total_steps) if self.warmup_steps is None else self.warmup_steps
@@ -152,12 +158,13 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
     """Inverse of `config_to_dict`. Omitted fields take their defaults. ValueError: an unknown key or a bad value.
 
-    Configurations of earlier versions can be read: `model.connection` is now `model.scheme`, `warmup` is now
-    `warmup_steps` and `warmup_ratio`, and the sphere schemes had other defaults before format 2.
+    Configurations of earlier versions can be read: `model.connection` is now `model.scheme`, and `warmup` is now
+    `warmup_steps` and `warmup_ratio`. In format 1, which had no key `format`, the sphere schemes had other defaults; in
+    format 2, `qkv_lr` and `mlp_out_lr` were factors on `lr`.
     """
     values = dict(values)
     version = values.pop("format", 1)
-    _require(version in (1, FORMAT), f"format={version!r} is not known; use the version of spheret that wrote it")
+    _require(version in (1, 2, FORMAT), f"format={version!r} is not known; use the version of spheret that wrote it")
     model = values.get("model")
     if isinstance(model, Mapping) and "connection" in model and "scheme" not in model:
         values["model"] = model = {"scheme" if key == "connection" else key: value for key, value in model.items()}
@@ -165,12 +172,25 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainConfig:
         n_layer = model.get("n_layer", GPTConfig.n_layer)
         if isinstance(n_layer, int) and n_layer > 0:
             values["model"] = {**model, "scheme": with_defaults_of_format_1(model["scheme"], n_layer)}
+    if version == 2:
+        for name in ("qkv_lr", "mlp_out_lr"):
+            values[name] = _bound_of_format_2(name, values.get(name, 1.0), values.get("lr", TrainConfig.lr))
     if "warmup" in values:
         values |= warmup_settings(values.pop("warmup"))
     nested = {"model": GPTConfig, "data": DataConfig}
     built = {key: _build(nested[key], value, f"{key}.") if key in nested else value for key, value in values.items()}
     config: TrainConfig = _build(TrainConfig, built, "")
     return config
+
+
+def _bound_of_format_2(name: str, factor: Any, lr: Any) -> float:
+    """The bound on a learning rate that does what a factor on `lr` did."""
+    numbers = isinstance(factor, int | float) and isinstance(lr, int | float)
+    _require(
+        numbers and 0 < factor <= 1,
+        f"{name}={factor} of format 2 is a factor on lr, which must lie in (0, 1]; use the version that wrote it",
+    )
+    return 0.0 if factor == 1 else factor * lr
 
 
 def warmup_settings(warmup: float) -> dict[str, Any]:
@@ -225,7 +245,8 @@ def _build(kind: Any, values: Any, prefix: str) -> Any:
 _AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("steps", "batch_size", "grad_accum", "eval_windows", "log_interval"), 1),
     **dict.fromkeys(("max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
-    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio", "qkv_lr", "mlp_out_lr"), 0),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio"), 0),
+    **dict.fromkeys(("qkv_lr", "mlp_out_lr"), 0),
     **dict.fromkeys(("weight_decay", "grad_clip", "beta1", "beta2"), 0),
 }
 _AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1, "warmup_ratio": 1}

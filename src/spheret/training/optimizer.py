@@ -59,15 +59,14 @@ def parameter_groups(
     weight_decay: float,
     roles: Mapping[str, ParameterRole] | None = None,
     *,
-    qkv_lr: float = 1.0,
-    mlp_out_lr: float = 1.0,
+    lr_factors: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Trainable parameters, one group per (decay, lr_scale), with the keys that AdamW reads and `lr_scale`.
 
-    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. `qkv_lr` and `mlp_out_lr` are
-    factors on the learning rates of two kinds of weight matrices. ValueError: names the parameters without a role.
+    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. `lr_factors`
+    are factors on learning rates by the roles' kind. ValueError: names the parameters without a role.
     """
-    factors: dict[str, float] = {"": 1.0, "qkv": qkv_lr, "mlp-out": mlp_out_lr}
+    factors = {"": 1.0, "qkv": 1.0, "mlp-out": 1.0} | dict(lr_factors or {})
     roles = parameter_roles(model) if roles is None else roles
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     missing = sorted(set(trainable) - set(roles))
@@ -93,11 +92,10 @@ def build_adamw(
     lr: float,
     weight_decay: float = 0.1,
     betas: tuple[float, float] = (0.9, 0.95),
-    qkv_lr: float = 1.0,
-    mlp_out_lr: float = 1.0,
+    lr_factors: Mapping[str, float] | None = None,
 ) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), fused where the device allows it."""
-    groups = parameter_groups(model, weight_decay, qkv_lr=qkv_lr, mlp_out_lr=mlp_out_lr)
+    groups = parameter_groups(model, weight_decay, lr_factors=lr_factors)
     parameters = [parameter for group in groups for parameter in group["params"]]
     try:
         optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=_fused_supported(parameters))

@@ -72,9 +72,9 @@ class RunSettings:
     decay_fraction: float = TrainConfig.decay_fraction
     """Share of the steps over which the wsd schedule decays."""
     qkv_lr: float | None = None
-    """Factor on the learning rate of queries, keys and values. If not given: what the scheme sets, else 0.25."""
+    """Largest learning rate of queries, keys and values; 0: no bound. If not given: the scheme's, 0.2/d or 0.4/d."""
     mlp_out_lr: float | None = None
-    """Factor on the learning rate of the MLPs' last projections. If not given: what the scheme sets, else 1."""
+    """Largest learning rate of the MLPs' last projections; 0: no bound. If not given: the scheme's, none or 0.4/d."""
     weight_decay: float | None = None
     """Decoupled weight decay of the weight matrices. If not given: what the scheme sets, else 0.1."""
     beta1: float = TrainConfig.beta1
@@ -122,7 +122,8 @@ class RunSettings:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys()
-        train_fields -= {"data", "weight_decay", "qkv_lr", "mlp_out_lr", "warmup_steps", "warmup_ratio"}  # see below
+        train_fields -= {"data", "weight_decay", "qkv_lr", "mlp_out_lr"}  # see below
+        train_fields -= {"warmup_steps", "warmup_ratio"}
         base = base or TrainConfig()
         shape = {k: own[k] for k in model_fields} | {"vocab_size": padded, "scheme": scheme}
         text = {f.name: own[f.name] for f in dataclasses.fields(DataConfig) if f.name in own}
@@ -138,11 +139,13 @@ class RunSettings:
                 "give one of them"
             )
         wanted = parse_scheme(scheme).training(self.n_layer)
-        chosen = {
-            name: getattr(wanted, name) if getattr(self, name) is None else getattr(self, name)
-            for name in ("weight_decay", "qkv_lr", "mlp_out_lr")
+        of_scheme = {
+            "weight_decay": wanted.weight_decay,
+            "qkv_lr": wanted.qkv_lr / self.n_embd,
+            "mlp_out_lr": wanted.mlp_out_lr / self.n_embd,
         }
-        chosen = {name: value for name, value in chosen.items() if value is not None}
+        chosen = {name: own for name, own in of_scheme.items() if own is not None}
+        chosen |= {name: given for name in of_scheme if (given := getattr(self, name)) is not None}
         if self.warmup_steps is not None:
             return {**chosen, "warmup_steps": self.warmup_steps}
         if self.warmup_ratio is not None:

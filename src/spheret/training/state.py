@@ -75,8 +75,7 @@ def initial_state(config: TrainConfig, device: torch.device) -> TrainState:
         lr=config.lr,
         weight_decay=config.weight_decay,
         betas=(config.beta1, config.beta2),
-        qkv_lr=config.qkv_lr,
-        mlp_out_lr=config.mlp_out_lr,
+        lr_factors=config.lr_factors,
     )
     return TrainState(model, optimizer)
 
