@@ -125,7 +125,7 @@ STUDIES: dict[StudyName, Study] = {
             "updates divided by their RMS": Variant("spheret:update-norm=rms"),
             "preset=paper": Variant("spheret:preset=paper"),
             "pre-ln": Variant("pre-ln"),
-            "pre-ln, branch 1/sqrt(2L)": Variant("pre-ln:branch=0.144338,residual=1"),
+            "pre-ln, branch 1/sqrt(2L)": Variant("pre-ln:branch=inv-sqrt"),
             "keel": Variant("keel"),
         },
         (0.8, 1.6, 3.2),

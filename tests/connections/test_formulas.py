@@ -112,6 +112,7 @@ def leaving_the_sphere(w: Weights, h: Tensor, entry: Tensor) -> Tensor:
 RESIDUALS: dict[str, Residual] = {
     "pre-ln": pre_ln(1),
     "pre-ln:branch=0.5": pre_ln(0.5),
+    "pre-ln:branch=inv-sqrt": pre_ln(1 / math.sqrt(2 * LAYERS)),
     "post-ln": post_ln(1 / math.sqrt(2 * LAYERS)),
     "post-ln:branch=1": post_ln(1),
     "peri-ln": peri_ln(layer_norm),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -44,8 +44,9 @@ class PreLNScheme(Scheme):
         bias: whether norms have a bias besides their gain (layernorm only).
         gain: initial hidden weights are N(0, (gain / sqrt(fan_in))^2).
         embedding_gain: factor on the initial embeddings.
-        branch: constant factor on every update.
-        residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L).
+        branch: constant factor on every update, a number, or inv-sqrt: 1/sqrt(2L).
+        residual: further factor on the initial last projection of every sublayer; by default 1/sqrt(2L), and 1 with
+            branch=inv-sqrt, so that the updates start at the same size either way.
     """
 
     name: ClassVar[str] = "pre-ln"
@@ -58,7 +59,7 @@ class PreLNScheme(Scheme):
     bias: bool = False
     gain: float = 0.57
     embedding_gain: float = 1.0
-    branch: float = 1.0
+    branch: float | Literal["inv-sqrt"] = 1.0
     residual: float | None = None
 
     def __post_init__(self) -> None:
@@ -71,11 +72,15 @@ class PreLNScheme(Scheme):
     def connection(
         self, dim: int, *, layer_idx: int, n_layer: int, sublayer: int = 0, stream: Stream | None = None
     ) -> Connection:
-        return PreLN(dim, self.bias, self.branch, self.norm)
+        branch = _inv_sqrt(n_layer) if self.branch == "inv-sqrt" else self.branch
+        return PreLN(dim, self.bias, branch, self.norm)
 
     def init_rule(self, dim: int, n_layer: int) -> InitRule:
-        return InitRule(
-            embedding_std=self.embedding_gain / math.sqrt(dim),
-            gain=self.gain,
-            residual_gain=1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer) if self.residual is None else self.residual,
-        )
+        residual = self.residual
+        if residual is None:
+            residual = 1.0 if self.branch == "inv-sqrt" else _inv_sqrt(n_layer)
+        return InitRule(embedding_std=self.embedding_gain / math.sqrt(dim), gain=self.gain, residual_gain=residual)
+
+
+def _inv_sqrt(n_layer: int) -> float:
+    return 1 / math.sqrt(SUBLAYERS_PER_LAYER * n_layer)
