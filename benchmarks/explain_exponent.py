@@ -30,7 +30,7 @@ from spheret.data import prepare
 from spheret.diagnostics import probe
 from spheret.evaluation import Validation
 from spheret.models import GPT
-from spheret.reporting.style import PALETTE, WIDTH, legend_below, styled
+from spheret.reporting.style import PALETTE, WIDTH, legend_below, log_scale, styled
 from spheret.training import TrainConfig, load_model, train
 from spheret.training.run_folder import read_json, write_bytes, write_json, write_text
 from spheret.training.settings import RunSettings
@@ -113,7 +113,8 @@ def figure(rows: dict[str, list[dict[str, Any]]]) -> bytes:
                 shown = [(x, cap) for x, cap in zip(places, caps, strict=True) if cap < 4 * top]
                 (line,) = axes.plot(*zip(*shown, strict=True), color="#4d4d4d", linestyle=":")
                 handles.append((line, "largest angle, p 90 degrees"))
-                axes.set_yscale("log")
+            if "degrees" in label:
+                log_scale(axes)
             axes.set_xticks(places, EXPONENTS)
             axes.set_title(label, loc="left", fontsize=9, color="#444444")
             axes.set_xlabel("p")
