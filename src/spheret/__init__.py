@@ -5,6 +5,7 @@
 
 from spheret.connections import (
     CaySpheretNorm,
+    GatedSpheretNorm,
     GeoNorm,
     ProjSpheretNorm,
     SpheretNorm,
@@ -22,6 +23,7 @@ __all__ = [
     "GPT",
     "CaySpheretNorm",
     "GPTConfig",
+    "GatedSpheretNorm",
     "GeoNorm",
     "ProjSpheretNorm",
     "SpheretNorm",
