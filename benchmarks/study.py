@@ -35,8 +35,9 @@ from spheret.comparison.runner import Runner, default_jobs
 from spheret.comparison.runs import RunSpec
 from spheret.comparison.statistics import mean_interval
 from spheret.data import Dataset, prepare
+from spheret.reporting.style import MARKERS, PALETTE, WIDTH, legend_below, styled
 from spheret.training import RunResult, TrainConfig
-from spheret.training.run_folder import write_text
+from spheret.training.run_folder import write_bytes, write_text
 from spheret.training.settings import RunSettings, scheme_lr
 
 RESULTS = Path(__file__).parent / "results"
@@ -289,16 +290,21 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
+        """None if a run has no final loss."""
         return fmean(self.losses) if self.losses and not self.lost else None
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95% interval of the mean; 0 for one seed."""
+        high = mean_interval(self.losses).ci_high
+        return 0.0 if high is None else high - fmean(self.losses)
 
     def __str__(self) -> str:
         if not self.losses:
             return ", ".join(self.lost)
-        mean = mean_interval(self.losses)
-        assert mean.mean is not None
-        half = "" if mean.ci_high is None else f" ± {mean.ci_high - mean.mean:.3f}"
+        interval = f" ± {self.half_width:.3f}" if len(self.losses) > 1 else ""
         notes = ["c" if self.collapsed == 1 else f"{self.collapsed} c"] if self.collapsed else []
-        return " ".join([f"{mean.mean:.3f}{half}", *notes, *self.lost])
+        return " ".join([f"{fmean(self.losses):.3f}{interval}", *notes, *self.lost])
 
 
 def cells(name: StudyName) -> dict[tuple[str, str, float], Cell]:
@@ -353,11 +359,43 @@ def _rise(row: Mapping[float, Cell], scheme: str, shape: Shape) -> str:
     return f"{max(mean for mean in inside if mean is not None) - min(known):+.3f}"
 
 
+def figure(name: StudyName) -> bytes:
+    """The loss over the variants of a study at one learning rate, a line for each budget, a panel for each depth."""
+    from matplotlib.figure import Figure
+
+    study, found = STUDIES[name], cells(name)
+    labels, (rate,) = list(study.variants), study.rates
+    depths = sorted({shape.n_layer for shape in study.shapes if any(key[0] == shape.name for key in found)})
+    with styled():
+        drawn = Figure(figsize=(WIDTH, 2.6 * len(depths) + 0.5), layout="constrained")
+        handles: dict[str, Any] = {}
+        for n_layer, axes in zip(depths, drawn.subplots(len(depths), sharex=True, squeeze=False).flat, strict=True):
+            shapes = [shape for shape in study.shapes if shape.n_layer == n_layer]
+            for shape, color, marker in zip(shapes, PALETTE, MARKERS, strict=False):
+                places = {i: found.get((shape.name, label, rate)) for i, label in enumerate(labels)}
+                known = {i: cell for i, cell in places.items() if cell is not None and cell.losses}
+                if known:
+                    means, halves = zip(
+                        *((fmean(cell.losses), cell.half_width) for cell in known.values()), strict=True
+                    )
+                    line = axes.errorbar(list(known), means, halves, color=color, marker=marker, ms=4, capsize=2)
+                    handles[f"{shape.steps} steps"] = line
+            axes.set_title(f"{n_layer} layers", loc="left", fontsize=9, color="#444444")
+            axes.set_ylabel("validation loss")
+            axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", rotation_mode="anchor")
+        legend_below(drawn, [(line, label) for label, line in handles.items()])
+        buffer = io.BytesIO()
+        drawn.savefig(buffer, format="png", dpi=160)
+    return buffer.getvalue()
+
+
 def main(options: Options) -> None:
     if not options.table:
         run(options)
     path = results(options.study) / "table.md"
     write_text(path, table(options.study))
+    if len(STUDIES[options.study].rates) == 1:
+        write_bytes(path.with_name("figure.png"), figure(options.study))
     print(path.read_text(encoding="utf-8"))
 
 
