@@ -32,6 +32,10 @@ TRACKED = (
 )
 
 
+MOST_BANDS = 4
+"""The bands of more schemes than this would cover each other, and are left out."""
+
+
 def run_plots(comparison: ComparisonFolder) -> list[Plot]:
     """All figures that the run folders have data for: the loss curves, the connections over time, then over depth."""
     styles = looks([entry["scheme"] for entry in comparison.results["schemes"]])
@@ -158,6 +162,8 @@ def _over_training(
         return None
     figure, axes = new_figure(2.7)
     handles = []
+    if len(bands) > MOST_BANDS:
+        bands = {scheme: [(t, middle, middle, middle) for t, _, middle, _ in p] for scheme, p in bands.items()}
     for scheme, points in bands.items():
         look, (tokens, low, middle, high) = styles[scheme], zip(*points, strict=True)
         axes.fill_between(tokens, low, high, color=look.color, alpha=0.15, linewidth=0)
@@ -178,7 +184,8 @@ def _over_training(
         title=title,
         caption="At every evaluation"
         + (" of the first seed that finished" if comparison.has_seeds else "")
-        + ". Line: median over the connections; band: from the smallest to the largest.",
+        + ". Line: median over the connections"
+        + ("." if len(bands) > MOST_BANDS else "; band: from the smallest to the largest."),
         alt=f"{title}, median over connections: {ends}.",
     )
 
