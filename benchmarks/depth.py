@@ -16,9 +16,9 @@ from spheret.reporting import markdown, pairs_markdown
 from spheret.training.run_folder import read_json
 
 RESULTS = Path(__file__).parent / "results" / "depth"
-SCHEMES = ("pre-ln", "pre-ln:branch=inv-sqrt", "peri-ln", "post-ln", "keel", "geonorm", "spheret", "gated-spheret")
+SCHEMES = ("pre-ln", "pre-ln:branch=inv-sqrt", "peri-ln", "post-ln", "keel", "geonorm", "spheret")
 DEPTHS = (12, 24, 48)
-RATES = ("0.003125", "0.00625", "0.0125", "0.025", "0.05")  # 0.2/d to 3.2/d
+RATES = ("0.0015625", "0.003125", "0.00625", "0.0125", "0.025", "0.05")  # 0.1/d to 3.2/d
 # So small that two cores train all 180 runs in an hour. This shows only the start of training.
 SHAPE = ("--n-embd", "64", "--n-head", "2", "--block-size", "64", "--batch-size", "4", "--steps", "200")
 SHAPE += ("--eval-interval", "50", "--eval-windows", "64", "--seeds", "5", "--all-pairs")

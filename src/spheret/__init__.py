@@ -5,7 +5,6 @@
 
 from spheret.connections import (
     CaySpheretNorm,
-    GatedSpheretNorm,
     GeoNorm,
     ProjSpheretNorm,
     SpheretNorm,
@@ -23,7 +22,6 @@ __all__ = [
     "GPT",
     "CaySpheretNorm",
     "GPTConfig",
-    "GatedSpheretNorm",
     "GeoNorm",
     "ProjSpheretNorm",
     "SpheretNorm",

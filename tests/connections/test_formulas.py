@@ -91,8 +91,6 @@ def keel(norm: Norm, alpha: float, whole_first_block: bool = False) -> Residual:
 def rotation(angle: Callable[[Tensor], Tensor], *, decays: bool = False) -> Residual:
     def residual(w: Weights, connection: str, layer: int, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         step = w[f"{connection}.step.weight"] * (LAMBDA[layer] if decays else 1)
-        if f"{connection}.gate.weight" in w:
-            step = step * (1 + torch.tanh(h @ w[f"{connection}.gate.weight"] / math.sqrt(DIM))).unsqueeze(-1)
         radius, f = h.pow(2).sum(-1, keepdim=True).sqrt(), branch(h)
         tangent = step * (f - (h * f).sum(-1, keepdim=True) / radius**2 * h)
         length = tangent.pow(2).sum(-1, keepdim=True).sqrt()
@@ -130,8 +128,6 @@ RESIDUALS: dict[str, Residual] = {
     "spheret:p=0.5": rotation(lambda beta: 0.5 * torch.atan(beta / 0.5)),
     "spheret:p=0.7": rotation(lambda beta: 0.7 * torch.atan(beta / 0.7)),
     "spheret": rotation(lambda beta: torch.atan(6 * beta) / 6),
-    "gated-spheret": rotation(lambda beta: torch.atan(6 * beta) / 6),
-    "gated-spheret:p=1": rotation(lambda beta: torch.atan(beta)),
     "proj:decay=inv-sqrt,head-input=state": rotation(lambda beta: torch.atan(beta), decays=True),
 }
 

@@ -1,7 +1,6 @@
 """Residual schemes: one small file each, all with the protocol of ``base.py``."""
 
 from spheret.connections.base import Connection, Scheme, Stream
-from spheret.connections.gated_spheret import GatedSpheretNorm
 from spheret.connections.geonorm import GeoNorm
 from spheret.connections.keel import Keel
 from spheret.connections.options import InitRule
@@ -23,7 +22,6 @@ from spheret.connections.weights import ParameterRole, parameter_roles
 __all__ = [
     "CaySpheretNorm",
     "Connection",
-    "GatedSpheretNorm",
     "GeoNorm",
     "InitRule",
     "Keel",

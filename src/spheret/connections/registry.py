@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from spheret.connections.angpt import ANGPTScheme
 from spheret.connections.base import SUBLAYERS_PER_LAYER, Connection, Scheme, Stream, counts_from_zero
-from spheret.connections.gated_spheret import GatedScheme
 from spheret.connections.geonorm import GeoNormScheme
 from spheret.connections.gpt_qknorm import GPTQKNormScheme
 from spheret.connections.keel import KeelScheme
@@ -33,7 +32,6 @@ SCHEMES: dict[str, type[Scheme]] = {
     "keel": KeelScheme,
     "geonorm": GeoNormScheme,
     "spheret": SpheretScheme,
-    "gated-spheret": GatedScheme,
     "gpt-qknorm": GPTQKNormScheme,
     "ngpt": NGPTScheme,
     "angpt": ANGPTScheme,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -171,9 +171,9 @@ class SpheretNorm(Connection):
         """The radius to re-project onto, shape (1,), or None to keep the norm of ``h``."""
         return None if self._shared[1] is None else self._shared[1]()
 
-    def update(self, h: Tensor, f: Tensor) -> Tensor:
-        """The update (..., d) that the retraction of ``h`` uses: ``f``, divided by its root mean square if
-        ``update_norm`` is rms."""
+    def update(self, f: Tensor) -> Tensor:
+        """The update (..., d) that the retraction uses: ``f``, divided by its root mean square if ``update_norm`` is
+        rms."""
         if self.update_norm == "none":
             return f
         return nn.functional.rms_norm(f.to(compute_dtype(f)), (f.shape[-1],), eps=1e-12).to(f.dtype)
@@ -189,7 +189,7 @@ class SpheretNorm(Connection):
         ``theta / (p pi/2)``. At 1 a larger update turns the hidden state no further; at p = inf it is 0."""
         measured = super().stats(h, f, out)
         dtype = compute_dtype(h, f)
-        beta = rows(h.to(dtype), self.update(h, f).to(dtype), self.step()).beta
+        beta = rows(h.to(dtype), self.update(f).to(dtype), self.step()).beta
         # theta = p arctan(beta/p), so p cancels. Not from angle_deg, which cannot tell theta from 360 degrees - theta.
         return measured | {"saturation": (torch.atan(beta / self.current_p()) / (math.pi / 2)).squeeze(-1)}
 
@@ -201,7 +201,7 @@ class SpheretNorm(Connection):
         # each, they would add their launches to every connection.
         stream, branch = rotate(
             h,
-            self.update(h, f),
+            self.update(f),
             self.step.alpha(),
             self.p if learned is None else learned.log_p,
             self.current_radius(),
@@ -214,7 +214,7 @@ class SpheretNorm(Connection):
     def combine(self, h: Tensor, f: Tensor) -> Tensor:
         if not self.project:
             return add_and_project(
-                h, self.update(h, f), alpha=self.step(), p=self.current_p(), radius=self.current_radius()
+                h, self.update(f), alpha=self.step(), p=self.current_p(), radius=self.current_radius()
             )
         return cast(Tensor, self.forward(h, f))
 
@@ -459,8 +459,7 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             )
         # A connection built without a stream has no shared exponent, so p=learn falls back to its own.
         own_p = self.p == LEARN_PER_LAYER or (self.p == LEARN and shared is None)
-        return self.build(
-            dim,
+        return SpheretNorm(
             self.start_of_p(n_layer),
             layer_idx=layer_idx,
             n_layer=n_layer,
@@ -476,10 +475,6 @@ h' = cos(theta) h + sin(theta) |h| w/|w|"""
             exponent=shared.exponent if shared is not None and self.p == LEARN else None,
             radius=shared.radius if shared is not None and self.reproject else None,
         )
-
-    def build(self, dim: int, p: float, **options: Any) -> SpheretNorm:
-        """The connection, for a stream of width ``dim``; ``options`` are arguments of :class:`SpheretNorm`."""
-        return SpheretNorm(p, **options)
 
     def init_rule(self, dim: int, n_layer: int) -> InitRule:
         return InitRule(embedding_std=tied_embedding_std(dim, self.embedding_gain), gain=self.gain)
