@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -82,7 +83,7 @@ def angles(a: Tensor, b: Tensor) -> Tensor:
 
 
 def spread(h: Tensor) -> float:
-    """sqrt(1 - cosine), mean over all pairs of different tokens of a window."""
+    """sqrt(1 - cosine), mean over all pairs of different positions of a window."""
     unit = normalize(h, dim=-1)
     cosines = unit @ unit.transpose(1, 2)
     pairs = ~torch.eye(cosines.shape[-1], dtype=torch.bool)
@@ -146,9 +147,11 @@ def main() -> None:
         dataset = prepare(RunSettings().data_config)
         windows = torch.from_numpy(Validation.build(dataset, n_windows=16, block_size=64, batch_size=16).x)
         size = dataset.tokenizer.vocab_size
+        shutil.rmtree(RUNS, ignore_errors=True)  # of a run of this script that was interrupted
         measured = {
             name: [measure(f"spheret:p={p}{alpha}", windows, size) for p in EXPONENTS] for name, alpha in STEPS.items()
         }
+        shutil.rmtree(RUNS)
         RESULTS.mkdir(parents=True, exist_ok=True)
         write_json(RESULTS / "measured.json", measured)
     rows = read_json(RESULTS / "measured.json")

@@ -32,7 +32,7 @@ from typing import Any, Literal, get_args
 import tyro
 
 from spheret.comparison.runner import Runner, default_jobs
-from spheret.comparison.runs import RunSpec
+from spheret.comparison.runs import RunSpec, digest
 from spheret.comparison.statistics import mean_interval
 from spheret.data import Dataset, prepare
 from spheret.reporting.style import MARKERS, PALETTE, WIDTH, legend_below, styled
@@ -119,7 +119,7 @@ STUDIES: dict[StudyName, Study] = {
             "alpha 0.5/L": Variant("spheret:alpha={0.5/L}"),
             "alpha 2/L": Variant("spheret:alpha={2/L}"),
             "alpha 1/L, 1/sqrt(l)": Variant("spheret:alpha={1/L},decay=inv-sqrt"),
-            "first block: alpha 1": Variant("spheret:p=inf,first-alpha=1"),
+            "first block: alpha 1, p = inf": Variant("spheret:p=inf,first-alpha=1"),
             "alpha not learned": Variant("spheret:alpha-lr=0"),
             "alpha at 0.2 of the rate": Variant("spheret:alpha-lr=0.2"),
             "alpha at the full rate": Variant("spheret:alpha-lr=1"),
@@ -236,7 +236,8 @@ def specs(study: Study, shape: Shape, options: Options, dataset: Dataset) -> Ite
                     vocab_size=dataset.tokenizer.vocab_size,
                     base=TrainConfig(save_final=False),
                 )
-                folder = re.sub(r"[^\w.=-]+", "_", f"{name}-{rate:g}-{seed}")
+                # Another data set, or a default that has changed, makes another run.
+                folder = re.sub(r"[^\w.=-]+", "_", f"{name}-{rate:g}-{seed}-{digest(config, dataset.fingerprint)}")
                 yield RunSpec(name, rate, seed, "seed", config, options.out / options.study / shape.name / folder)
 
 

@@ -139,10 +139,10 @@ def test_parameters_of_the_whole_models() -> None:
     assert build_tiny(scheme="angpt").num_parameters() == weights + layers * (2 * d + 2 * d // 2) + v
 
 
-def test_a_scheme_that_is_only_a_connection_asks_for_nothing() -> None:
+def test_a_scheme_that_is_only_a_connection_leaves_the_model_as_it_is() -> None:
     for name in ("pre-ln", "proj"):
         scheme = parse_scheme(name)
         assert scheme.model_options(16, 8) == parse_scheme("post-ln").model_options(64, 32)
         assert scheme.training(6) == (
-            TrainingDefaults(lr_factor=2.0, mlp_out_lr=0.25) if name == "proj" else TrainingDefaults()
+            TrainingDefaults(lr_factor=2.0, qkv_lr=0.4, mlp_out_lr=0.4) if name == "proj" else TrainingDefaults()
         )

@@ -133,8 +133,8 @@ class Comparison:
 
     def _settings(self) -> dict[str, Any]:
         config = self.config
-        # What all runs share, read from the configuration of one. Schemes may differ in warm-up and weight decay, so
-        # `_entry` records these once more for each scheme.
+        # What all runs share, read from the configuration of one. Schemes may differ in warm-up, weight decay and
+        # bounds on learning rates, so `_entry` records these once more for each scheme.
         run = config.train_config(
             config.names[0], lr=config.rates(config.names[0])[0], seed=1, vocab_size=self.dataset.tokenizer.vocab_size
         )

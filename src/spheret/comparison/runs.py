@@ -179,7 +179,7 @@ def _spec(
     config: CompareConfig, scheme: str, lr: float, seed: int, purpose: Purpose, vocab_size: int, fingerprint: str
 ) -> RunSpec:
     run = config.train_config(scheme, lr=lr, seed=seed, vocab_size=vocab_size, base=TrainConfig(save_final=False))
-    name = f"{_slug(scheme)}-lr{lr:g}-seed{seed}-{_digest(run, fingerprint)}"
+    name = f"{_slug(scheme)}-lr{lr:g}-seed{seed}-{digest(run, fingerprint)}"
     return RunSpec(scheme, lr, seed, purpose, run, config.out / "runs" / name)
 
 
@@ -188,7 +188,7 @@ def _slug(scheme: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", scheme).strip("-")[:80]
 
 
-def _digest(run: TrainConfig, fingerprint: str) -> str:
+def digest(run: TrainConfig, fingerprint: str) -> str:
     """Short hash of everything that decides a run's result, so that a folder of this name holds this run and no other.
 
     It covers the scheme with all its options, and the version of this package, because defaults may change.

@@ -113,7 +113,7 @@ def tied_embedding_std(dim: int, gain: float = 1.0) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDefaults:
-    """Training settings that belong to the published method.
+    """Training settings that belong to the scheme: the published ones, and ours where there are none.
 
     Attributes:
         weight_decay: decoupled weight decay; None: not specified by the method.

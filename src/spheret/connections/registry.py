@@ -104,9 +104,9 @@ def with_defaults_of_format_1(scheme: str, n_layer: int) -> str:
     name, _, text = scheme.strip().partition(":")
     keys = {item.partition("=")[0].strip().replace("_", "-") for item in text.split(",")}
     if name not in ("spheret", "proj", "cay", "geonorm"):
-        return scheme
+        return canonical_name(scheme)
     old = {"decay": "inv-sqrt", "alpha-lr": "1", "head-input": "state"}
-    if "preset" not in keys:
+    if "preset=paper" not in text:
         old["alpha"] = repr(min(1.0, 2 / math.sqrt(n_layer)))
     if name == "spheret":
         old["p"] = "1"

@@ -25,6 +25,7 @@ from spheret.reporting.side_tables import CALL_WORDS, PairRow, pair_rows, pairs_
 from spheret.reporting.single_run import outcome_lines, run_rows, single_run_plots
 from spheret.reporting.style import Plot
 from spheret.reporting.sweeps import sweep_plots
+from spheret.training.config import config_to_dict
 from spheret.training.run_folder import last_finite_loss, read_config, write_bytes, write_text
 from spheret.training.settings import flags_of
 
@@ -71,7 +72,7 @@ def write_run_report(folder: Path, *, figures: Path | None = None) -> Path:
     config = read_config(folder)
     headline, *points = outcome_lines(run)
     environment = {key: run.outcome.get(key) or {} for key in ("versions", "machine")}
-    stored = {"settings": run.config, "data": run.outcome.get("data"), "environment": environment}
+    stored = {"settings": config_to_dict(config), "data": run.outcome.get("data"), "environment": environment}
     context = {
         "title": f"Run of {config.model.scheme}",
         "created": None,

@@ -153,7 +153,9 @@ def log_scale(axes: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axes.get_ylim()
+    # Over many decades the locator would leave out powers of ten, and with these subs find no place at all.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.minorticks_off()
 

@@ -245,8 +245,7 @@ def _build(kind: Any, values: Any, prefix: str) -> Any:
 _AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("steps", "batch_size", "grad_accum", "eval_windows", "log_interval"), 1),
     **dict.fromkeys(("max_train_tokens", "eval_interval", "checkpoint_interval", "keep_checkpoints"), 0),
-    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio"), 0),
-    **dict.fromkeys(("qkv_lr", "mlp_out_lr"), 0),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio", "decay_fraction", "min_lr_ratio", "qkv_lr", "mlp_out_lr"), 0),
     **dict.fromkeys(("weight_decay", "grad_clip", "beta1", "beta2"), 0),
 }
 _AT_MOST: dict[str, float] = {"min_lr_ratio": 1, "decay_fraction": 1, "warmup_ratio": 1}
@@ -260,6 +259,9 @@ def _check_ranges(config: TrainConfig) -> None:
     for name, high in _AT_MOST.items():
         value = getattr(config, name)
         _require(value <= high, f"{name}={value} is too large; use {high} or less")
+    for name in ("qkv_lr", "mlp_out_lr"):
+        value = getattr(config, name)
+        _require(value < 0.2, f"{name}={value} is a learning rate, not a factor; use one below 0.2, or 0 for no bound")
     for name in ("beta1", "beta2"):
         value = getattr(config, name)
         _require(value < 1, f"{name}={value} must be below 1; use for example 0.9")

@@ -63,10 +63,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Trainable parameters, one group per (decay, lr_scale), with the keys that AdamW reads and `lr_scale`.
 
-    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. `lr_factors`
-    are factors on learning rates by the roles' kind. ValueError: names the parameters without a role.
+    `roles` maps parameter names to roles; by default the modules' `parameter_roles()`. `lr_factors` are
+    factors on the learning rate, by `ParameterRole.kind`; 1 where none is given. ValueError: names the parameters
+    without a role.
     """
-    factors = {"": 1.0, "qkv": 1.0, "mlp-out": 1.0} | dict(lr_factors or {})
+    factors = lr_factors or {}
     roles = parameter_roles(model) if roles is None else roles
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     missing = sorted(set(trainable) - set(roles))
@@ -78,7 +79,7 @@ def parameter_groups(
     grouped: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
         role = roles[name]
-        grouped.setdefault((role.decay, role.lr_scale * factors[role.kind]), []).append(parameter)
+        grouped.setdefault((role.decay, role.lr_scale * factors.get(role.kind, 1.0)), []).append(parameter)
     # A checkpoint stores AdamW's moments by position, so the order of the groups must be the same in every process.
     return [
         {"params": grouped[decay, lr_scale], "weight_decay": weight_decay if decay else 0.0, "lr_scale": lr_scale}

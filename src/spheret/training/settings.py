@@ -18,7 +18,7 @@ from spheret.training.config import ComputeType, Switch, TrainConfig, warmup_set
 from spheret.training.optimizer import ScheduleKind
 
 LR_SHARE = 0.8
-"""Default learning rate times width. The best learning rates of the schemes lie between 0.2 and 1.6 in this unit."""
+"""Default learning rate times width. The best learning rates of the schemes lie between 0.1 and 3.2 in this unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class RunSettings:
     decay_fraction: float = TrainConfig.decay_fraction
     """Share of the steps over which the wsd schedule decays."""
     qkv_lr: float | None = None
-    """Largest learning rate of queries, keys and values; 0: no bound. If not given: the scheme's, 0.2/d or 0.4/d."""
+    """Largest learning rate of queries, keys and values; 0: no bound. If not given: the scheme's (0.4/d, 0.2/d, 0)."""
     mlp_out_lr: float | None = None
     """Largest learning rate of the MLPs' last projections; 0: no bound. If not given: the scheme's, none or 0.4/d."""
     weight_decay: float | None = None
@@ -122,8 +122,7 @@ class RunSettings:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunSettings)}
         model_fields = {f.name for f in dataclasses.fields(GPTConfig)} & own.keys()
         train_fields = {f.name for f in dataclasses.fields(TrainConfig)} & own.keys()
-        train_fields -= {"data", "weight_decay", "qkv_lr", "mlp_out_lr"}  # see below
-        train_fields -= {"warmup_steps", "warmup_ratio"}
+        train_fields -= {"data", "weight_decay", "qkv_lr", "mlp_out_lr", "warmup_steps", "warmup_ratio"}  # see below
         base = base or TrainConfig()
         shape = {k: own[k] for k in model_fields} | {"vocab_size": padded, "scheme": scheme}
         text = {f.name: own[f.name] for f in dataclasses.fields(DataConfig) if f.name in own}
@@ -132,7 +131,7 @@ class RunSettings:
         return dataclasses.replace(base, model=model, data=data, lr=lr, seed=seed, **rest)
 
     def _scheme_settings(self, scheme: str) -> dict[str, Any]:
-        """Weight decay, warm-up and learning-rate factors: the user's, else the scheme's, else our defaults."""
+        """Weight decay, warm-up and bounds on learning rates: the user's, else the scheme's, else our defaults."""
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} and warmup_ratio = {self.warmup_ratio} say the same thing twice: "
@@ -144,7 +143,7 @@ class RunSettings:
             "qkv_lr": wanted.qkv_lr / self.n_embd,
             "mlp_out_lr": wanted.mlp_out_lr / self.n_embd,
         }
-        chosen = {name: own for name, own in of_scheme.items() if own is not None}
+        chosen = {name: value for name, value in of_scheme.items() if value is not None}
         chosen |= {name: given for name in of_scheme if (given := getattr(self, name)) is not None}
         if self.warmup_steps is not None:
             return {**chosen, "warmup_steps": self.warmup_steps}
