@@ -1,6 +1,6 @@
 """Which scheme is best at 12, 24 and 48 layers, each at its own best learning rate: benchmarks/results/depth/table.md.
 
-python benchmarks/depth.py [12 24]   # trains two runs at a time, an hour on two cores; resumes where it stopped
+python benchmarks/depth.py [12 24]   # trains two runs at a time, 50 minutes on two cores; resumes where it stopped
 python benchmarks/depth.py --table   # only the table, from the committed results
 """
 
