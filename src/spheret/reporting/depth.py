@@ -188,7 +188,7 @@ def _cap_words(caps: Mapping[str, Points], drawn: Mapping[str, Points]) -> str:
         ends = dict.fromkeys(f"{end(y for _, y in caps[scheme]):.3g}" for end in (min, max))
         above.append(f"{scheme} {' to '.join(ends)}")
     words = " Dotted: the largest angle that p allows." if drawn else ""
-    return words + (f" Largest angles above the figure: {', '.join(sorted(above))}." if above else "")
+    return words + (f" Largest angles above the figure, in degrees: {', '.join(sorted(above))}." if above else "")
 
 
 def _turn_words(profiles: Mapping[str, Points], caps: Mapping[str, Points]) -> str:
