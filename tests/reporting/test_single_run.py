@@ -96,7 +96,9 @@ def test_caps_far_above_the_angles_are_named_or_leave_the_figure(run: Path) -> N
 
     change(run, angle_deg=[1.0, 2.0, 2.0, 1.0], p=[1.0] * 4)
     plot = angles()
-    assert "Largest angles above the figure, in degrees: spheret:p=learn-per-layer 90." in plot.caption and "Dotted" not in plot.caption
+    assert (
+        "above the figure, in degrees: spheret:p=learn-per-layer 90." in plot.caption and "Dotted" not in plot.caption
+    )
     assert plot.figure.axes[0].get_ylim()[1] < 3
     for lowest, scale in ((2.0, "linear"), (0.1, "log")):
         change(run, angle_deg=[lowest, 2.0, None, lowest], p=[0.1, 0.1, 1.0, None])
