@@ -1,6 +1,6 @@
 """Which scheme is best at 12, 24 and 48 layers, each at its own best learning rate: benchmarks/results/depth/table.md.
 
-python benchmarks/depth.py [12 24]   # trains two runs at a time, 50 minutes on two cores; resumes where it stopped
+python benchmarks/depth.py [12 24]   # trains two runs at a time, an hour on two cores; resumes where it stopped
 python benchmarks/depth.py --table   # only the table, from the committed results
 """
 
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results" / "depth"
 SCHEMES = ("pre-ln", "pre-ln:branch=inv-sqrt", "peri-ln", "post-ln", "keel", "geonorm", "spheret")
 DEPTHS = (12, 24, 48)
 RATES = ("0.0015625", "0.003125", "0.00625", "0.0125", "0.025", "0.05")  # 0.1/d to 3.2/d
-# So small that two cores train all 231 runs in an hour. This shows only the start of training.
+# So small that two cores train all 231 runs within the hour. This shows only the start of training.
 SHAPE = ("--n-embd", "64", "--n-head", "2", "--block-size", "64", "--batch-size", "4", "--steps", "200")
 SHAPE += ("--eval-interval", "50", "--eval-windows", "64", "--seeds", "5", "--all-pairs")
 

@@ -15,7 +15,6 @@ steps (the default alpha, 1/24) and with large ones (alpha = 1). Then four thing
 
 from __future__ import annotations
 
-import io
 import math
 import shutil
 import sys
@@ -31,7 +30,7 @@ from spheret.data import prepare
 from spheret.diagnostics import probe
 from spheret.evaluation import Validation
 from spheret.models import GPT
-from spheret.reporting.style import PALETTE, WIDTH, legend_below, log_scale, styled
+from spheret.reporting.style import PALETTE, WIDTH, legend_below, log_scale, render, styled
 from spheret.training import TrainConfig, load_model, train
 from spheret.training.run_folder import read_json, write_bytes, write_json, write_text
 from spheret.training.settings import RunSettings
@@ -120,9 +119,7 @@ def figure(rows: dict[str, list[dict[str, Any]]]) -> bytes:
             axes.set_title(label, loc="left", fontsize=9, color="#444444")
             axes.set_xlabel("p")
         legend_below(drawn, handles[:3])
-        buffer = io.BytesIO()
-        drawn.savefig(buffer, format="png", dpi=160)
-    return buffer.getvalue()
+        return render(drawn, key="figure", title="", caption="", alt="").png(160)
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:

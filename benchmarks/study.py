@@ -35,7 +35,7 @@ from spheret.comparison.runner import Runner, default_jobs
 from spheret.comparison.runs import RunSpec, digest
 from spheret.comparison.statistics import mean_interval
 from spheret.data import Dataset, prepare
-from spheret.reporting.style import MARKERS, PALETTE, WIDTH, legend_below, styled
+from spheret.reporting.style import MARKERS, PALETTE, WIDTH, legend_below, render, styled
 from spheret.training import RunResult, TrainConfig
 from spheret.training.run_folder import write_bytes, write_text
 from spheret.training.settings import RunSettings, scheme_lr
@@ -328,9 +328,10 @@ def table(name: StudyName) -> str:
     study, found = STUDIES[name], cells(name)
     lines = [
         "Validation loss in nats per token, by learning rate in units of 1/d: of one seed, or the mean over seeds with",
-        "its 95% interval. `c`: collapsed to the unigram plateau. L is the number of blocks. Last column: the largest",
-        "loss from half to four times the scheme's default learning rate, above the smallest of the row.",
-        f"Rebuilt by `python benchmarks/study.py {name}`.",
+        "its 95% interval. `c`: collapsed to the unigram plateau. L is the number of blocks. Column `x 1/2 to x 4`, if",
+        "the rates allow it: the largest loss from half to four times the scheme's default learning rate, above the",
+        f"smallest of the row. `python benchmarks/study.py {name} --table` rebuilds the table from runs.csv;",
+        "benchmarks/README.md has the command of the runs.",
     ]
     for shape in study.shapes:
         if not any(key[0] == shape.name for key in found):
@@ -385,9 +386,7 @@ def figure(name: StudyName) -> bytes:
             axes.set_ylabel("validation loss")
             axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", rotation_mode="anchor")
         legend_below(drawn, [(line, label) for label, line in handles.items()])
-        buffer = io.BytesIO()
-        drawn.savefig(buffer, format="png", dpi=160)
-    return buffer.getvalue()
+        return render(drawn, key=name, title="", caption="", alt="").png(160)
 
 
 def main(options: Options) -> None:
